@@ -1,0 +1,118 @@
+"""Accelerators: memory, bandwidth and peak rates, each row of data/accelerators.csv with its source.
+
+Peaks are dense. A vendor figure printed "with sparsity" is twice what a language model can use, and is halved here.
+"""
+
+import csv
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from types import MappingProxyType
+
+from lessonlib.checks import check_choice, check_number
+
+DTYPES = ("fp32", "bf16", "fp8", "int8", "fp4")
+_PEAK_COLUMNS = dict(
+    zip(
+        DTYPES,
+        ("fp32_tflops", "bf16_dense_tflops", "fp8_dense_tflops", "int8_dense_tops", "fp4_dense_tflops"),
+        strict=True,
+    )
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accelerator:
+    """One device: a GPU, a TPU, or a CPU with its memory. What is not known is None, or missing from `peak_flops`.
+
+    Raises ValueError for a bandwidth, peak or size that is not above 0, and for an unknown kind of arithmetic.
+    """
+
+    key: str
+    name: str
+    memory_bandwidth: float
+    """B/s"""
+    peak_flops: Mapping[str, float] = field(hash=False)
+    """dense FLOP/s by kind of arithmetic: fp32, bf16, fp8, int8, fp4"""
+    memory_bytes: float | None = None
+    """as the vendor prints it, GB read as 10^9 bytes (devices report up to 7 % more, and keep some for themselves)"""
+    memory_type: str = ""
+    vendor: str = ""
+    year: int | None = None
+    tdp_w: float | None = None
+    usd_per_hour: float | None = None
+    """a typical price in the cloud on the day the source gives; prices go stale"""
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        check_number("memory_bandwidth", self.memory_bandwidth, exclusive=True)
+        for dtype, peak in self.peak_flops.items():
+            check_choice("dtype", dtype, DTYPES)
+            check_number(f"peak_flops[{dtype!r}]", peak, exclusive=True)
+        for name in ("memory_bytes", "tdp_w", "usd_per_hour"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), exclusive=True)
+        object.__setattr__(self, "peak_flops", MappingProxyType(dict(self.peak_flops)))
+
+    def peak(self, dtype: str = "bf16") -> float:
+        """Dense peak in FLOP/s. Raises ValueError where none is published for `dtype`."""
+        if dtype not in self.peak_flops:
+            known = ", ".join(self.peak_flops) or "none"
+            raise ValueError(f"{self.name} has no published peak for dtype {dtype!r}; it has: {known}")
+        return self.peak_flops[dtype]
+
+
+def look_up(kind: str, key: object, keys: Sequence[str]) -> str:
+    """The catalog key meant by `key` (case, spaces and underscores forgiven). Raises ValueError, naming near ones."""
+    wanted = str(key).strip().lower().replace(" ", "-").replace("_", "-")
+    if wanted in keys:
+        return wanted
+    near = [k for k in keys if wanted and wanted in k] or difflib.get_close_matches(wanted, keys, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(keys)}"
+    raise ValueError(f"no {kind} named {key!r}: {hint} (list_{kind}s() names all)")
+
+
+def read_table(name: str) -> list[dict[str, str]]:
+    """The rows of one of the library's own CSV files."""
+    text = (resources.files("lessonlib") / "data" / name).read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))
+
+
+def _number(text: str, scale: float = 1.0) -> float | None:
+    return float(text) * scale if text else None
+
+
+@cache
+def _catalog() -> dict[str, Accelerator]:
+    return {row["key"]: _from_row(row) for row in read_table("accelerators.csv")}
+
+
+def _from_row(row: dict[str, str]) -> Accelerator:
+    # 989.4 x 1e12 is rounded to a whole number of FLOP/s, so that 989.4e12 equals it
+    peaks = {dtype: round(float(row[column]) * 1e12, 0) for dtype, column in _PEAK_COLUMNS.items() if row[column]}
+    return Accelerator(
+        key=row["key"],
+        name=row["name"],
+        memory_bandwidth=math.floor(float(row["bandwidth_gb_s"]) * 1e9 + 0.5),
+        peak_flops=peaks,
+        memory_bytes=_number(row["memory_gb"], 1e9),
+        memory_type=row["memory_type"],
+        vendor=row["vendor"],
+        year=int(row["year"]),
+        tdp_w=_number(row["tdp_w"]),
+        usd_per_hour=_number(row["typical_cloud_usd_per_hour"]),
+        source=row["source"],
+    )
+
+
+def get_accelerator(key: str) -> Accelerator:
+    """The accelerator of the catalog with this key, such as "h100-sxm". Raises ValueError, naming near keys."""
+    return _catalog()[look_up("accelerator", key, list_accelerators())]
+
+
+def list_accelerators() -> list[str]:
+    """All keys of the catalog."""
+    return list(_catalog())
