@@ -21,11 +21,11 @@ help:
 	@echo "make screenshots  take the README's pictures"
 
 lab: .venv/lab-installed
-	@$(BIN)/python -m lessonlib.lab.pretrained
+	@$(BIN)/python -m lessonlib.lab
 	$(BIN)/python -m jupyterlab notebooks/00_start_here.ipynb $(LAB_OPTIONS)
 
 test: .venv/test-installed lint
-	@$(BIN)/python -m lessonlib.lab.pretrained
+	@$(BIN)/python -m lessonlib.lab
 	$(BIN)/python -m pytest
 
 lint: .venv/test-installed
@@ -34,7 +34,7 @@ lint: .venv/test-installed
 	$(BIN)/python -m mypy
 
 bench: .venv/test-installed
-	@$(BIN)/python -m lessonlib.lab.pretrained
+	@$(BIN)/python -m lessonlib.lab
 	$(BIN)/python benchmarks/decode_speed.py
 	$(BIN)/python benchmarks/redraw_speed.py
 

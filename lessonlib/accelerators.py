@@ -4,13 +4,13 @@ Peaks are dense. A vendor figure printed "with sparsity" is twice what a languag
 """
 
 import csv
+import dataclasses
 import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
-from types import MappingProxyType
 
 from lessonlib.checks import check_choice, check_number
 
@@ -49,13 +49,15 @@ class Accelerator:
 
     def __post_init__(self) -> None:
         check_number("memory_bandwidth", self.memory_bandwidth, exclusive=True)
+        if not isinstance(self.peak_flops, Mapping):
+            raise ValueError(f"peak_flops must be a table such as {{'bf16': 312e12}}, got {self.peak_flops!r}")
         for dtype, peak in self.peak_flops.items():
             check_choice("dtype", dtype, DTYPES)
             check_number(f"peak_flops[{dtype!r}]", peak, exclusive=True)
         for name in ("memory_bytes", "tdp_w", "usd_per_hour"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), exclusive=True)
-        object.__setattr__(self, "peak_flops", MappingProxyType(dict(self.peak_flops)))
+        object.__setattr__(self, "peak_flops", dict(self.peak_flops))
 
     def peak(self, dtype: str = "bf16") -> float:
         """Dense peak in FLOP/s. Raises ValueError where none is published for `dtype`."""
@@ -110,7 +112,7 @@ def _from_row(row: dict[str, str]) -> Accelerator:
 
 def get_accelerator(key: str) -> Accelerator:
     """The accelerator of the catalog with this key, such as "h100-sxm". Raises ValueError, naming near keys."""
-    return _catalog()[look_up("accelerator", key, list_accelerators())]
+    return dataclasses.replace(_catalog()[look_up("accelerator", key, list_accelerators())])
 
 
 def list_accelerators() -> list[str]:

@@ -47,6 +47,11 @@ class _Config:
             raise ValueError(f"config field {name!r} must be true or false, got {value!r}")
         return value
 
+    def refuse(self, name: str, value: bool, why: str) -> None:
+        """Raise for a variant whose parameters would be counted wrongly."""
+        if self.flag(name, not value) is value:
+            raise ValueError(f"config field {name!r} is {str(value).lower()}: {why} is not supported")
+
 
 def _llama(c: _Config) -> dict[str, Any]:
     heads = c.count("num_attention_heads", "n_head")
@@ -108,6 +113,8 @@ def _qwen_window(c: _Config, shape: dict[str, Any]) -> dict[str, int]:
 
 def _qwen_experts(c: _Config, shape: dict[str, Any]) -> dict[str, Any]:
     step, dense = c.count("decoder_sparse_step", default=1), c.values.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise ValueError(f"config field 'mlp_only_layers' must be a list of layer numbers, got {dense!r}")
     layers = range(shape["num_layers"])
     num_dense = sum(layer in dense or bool((layer + 1) % step) for layer in layers)
     return {
@@ -157,6 +164,7 @@ _GPT2_STYLE = {
 
 
 def _gpt2(c: _Config) -> dict[str, Any]:
+    c.refuse("add_cross_attention", True, "cross-attention")
     c.values.setdefault("intermediate_size", None)
     width = c.count("n_inner", "intermediate_size", default=4 * c.count("n_embd", "hidden_size"))
     shape = _llama(_Config({**c.values, "intermediate_size": width}, {})) if _has_shape(c) else {}
@@ -179,6 +187,10 @@ def _gpt_neox(c: _Config) -> dict[str, Any]:
 
 
 def _opt(c: _Config) -> dict[str, Any]:
+    c.refuse("do_layer_norm_before", False, "normalization after each block (OPT-350m)")
+    c.refuse("enable_bias", False, "an OPT without biases")
+    c.refuse("layer_norm_elementwise_affine", False, "an OPT without norm weights")
+    c.refuse("_remove_final_layer_norm", True, "an OPT without its last norm")
     c.values.setdefault("intermediate_size", c.values.get("ffn_dim"))
     if c.values.get("intermediate_size") is None:
         c.missing.append("ffn_dim")
@@ -223,6 +235,7 @@ def _gpt_oss(c: _Config) -> dict[str, Any]:
 
 
 def _deepseek_v2(c: _Config) -> dict[str, Any]:
+    c.refuse("attention_bias", True, "a DeepSeek model with attention biases")
     nope, rope = c.count("qk_nope_head_dim"), c.count("qk_rope_head_dim")
     c.values["head_dim"] = nope + rope  # transformers stores the rotary part alone under this name
     shape = _llama(c)
@@ -255,7 +268,7 @@ _TIED = {"tie_word_embeddings": True}
 # model_type: how to read it, and what its configs may leave out because it is the family's default
 FAMILIES: dict[str, tuple[Callable[[_Config], dict[str, Any]], dict[str, Any]]] = {
     "llama": (_llama, {}),
-    "mistral": (_mistral, {}),
+    "mistral": (_mistral, {"sliding_window": 4096}),
     "mixtral": (_mixtral, {}),
     "qwen2": (_qwen2, {}),
     "qwen2_moe": (_qwen2_moe, {}),
@@ -284,7 +297,14 @@ FAMILIES["gemma3"] = FAMILIES["gemma3_text"]
 
 def read_config(config: str | os.PathLike[str] | Mapping[str, Any]) -> ModelConfig:
     """See `ModelConfig.from_hf_config`."""
-    values, label = (config, "") if isinstance(config, Mapping) else _load(Path(config))
+    if isinstance(config, str) and config.lstrip().startswith("{"):  # the text itself, pasted
+        values, label = _parse(config, "the text"), ""
+    elif isinstance(config, (str, os.PathLike)):
+        values, label = _load(Path(config))
+    elif isinstance(config, Mapping):
+        values, label = config, ""
+    else:
+        raise ValueError(f"give a config.json as a path, as text or as a dict, not as {type(config).__name__}")
     name = str(values.get("_name_or_path") or label or values.get("model_type") or "model")
     if isinstance(values.get("text_config"), Mapping):  # a multimodal model: its language part
         outer = {key: values[key] for key in ("model_type", "tie_word_embeddings") if key in values}
@@ -311,10 +331,14 @@ def _load(path: Path) -> tuple[Mapping[str, Any], str]:
         raise FileNotFoundError(
             f"no config.json at {path}: give the file, the folder it is in, or its content as a dict"
         )
+    return _parse(path.read_text(encoding="utf-8-sig"), path.name), path.parent.name
+
+
+def _parse(text: str, name: str) -> Mapping[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"{path.name} is not complete JSON ({error}): download it again") from None
+        raise ValueError(f"{name} is not complete JSON ({error}): download it or copy it again") from None
     if not isinstance(values, dict):
-        raise ValueError(f"{path.name} holds a {type(values).__name__}, where a table of fields is needed")
-    return values, path.parent.name
+        raise ValueError(f"{name} holds a {type(values).__name__}, where a table of fields is needed")
+    return values

@@ -97,7 +97,7 @@ class ModelConfig:
 
     @classmethod
     def from_hf_config(cls, config: str | os.PathLike[str] | Mapping[str, Any]) -> "ModelConfig":
-        """The shape in a Hugging Face config.json: its path, its folder, or its content as a dict.
+        """The shape in a Hugging Face config.json: its path, its folder, its text, or its content as a dict.
 
         Raises FileNotFoundError, or ValueError for what is not a config of a supported family; the message names
         the fields that are missing or wrong.
@@ -230,7 +230,7 @@ class ModelConfig:
         num_tokens: int = 1,
     ) -> float:
         """Bytes of weights that one step over `num_tokens` tokens reads. Arguments as in `weight_bytes`."""
-        kept = set(unquantized)
+        kept = _parts(unquantized)
         if self.tied_embeddings:
             kept = kept - {"embedding"} | ({"head"} if kept & {"embedding", "head"} else set())
         elif "embedding" in kept:
@@ -240,12 +240,15 @@ class ModelConfig:
 
     def _bytes(self, params: float, unquantized: Collection[str], bits: float) -> float:
         parts = self.parameter_counts()
-        for part in unquantized:
-            check_choice("unquantized", part, PARTS)
         sizes = {"embedding": parts["embedding"], "head": self.head_params, "norms": parts["norms"]}
-        kept = {"embedding" if part == "head" and self.tied_embeddings else part for part in unquantized}
-        at_16_bits = sum(sizes[part] for part in kept)
-        return ((params - at_16_bits) * bits + at_16_bits * 16) / 8
+        kept = {"embedding" if part == "head" and self.tied_embeddings else part for part in _parts(unquantized)}
+        left = sum(sizes[part] for part in kept)
+        return ((params - left) * bits + left * max(16.0, bits)) / 8
+
+
+def _parts(unquantized: Collection[str]) -> set[str]:
+    names = {unquantized} if isinstance(unquantized, str) else set(unquantized)
+    return {check_choice("unquantized", name, PARTS) for name in names}
 
 
 def effective_bits(weight_bits: int, group_size: int | None = None, scale_bits: int = 16, zero_bits: int = 0) -> float:
@@ -254,10 +257,9 @@ def effective_bits(weight_bits: int, group_size: int | None = None, scale_bits: 
     Raises ValueError for a width that is not in WEIGHT_BITS, a group below 1 or a negative overhead.
     """
     check_choice("weight_bits", weight_bits, WEIGHT_BITS)
-    if group_size is None or weight_bits >= 16:
-        return float(weight_bits)
-    check_count("group_size", group_size)
     overhead = check_number("scale_bits", scale_bits) + check_number("zero_bits", zero_bits)
+    if group_size is None or (check_count("group_size", group_size) and weight_bits >= 16):
+        return float(weight_bits)
     return weight_bits + overhead / group_size
 
 

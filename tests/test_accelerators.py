@@ -1,6 +1,8 @@
 """The catalog of accelerators, and what it refuses."""
 
+import copy
 import dataclasses
+import pickle
 
 import pytest
 
@@ -26,6 +28,13 @@ def test_a_row():
     assert hash(h100) == hash(get_accelerator("H100 SXM"))
 
 
+def test_accelerators_can_be_copied_and_the_catalog_stays_as_it_is():
+    l4 = get_accelerator("l4")
+    assert pickle.loads(pickle.dumps(l4)) == copy.deepcopy(l4) == Accelerator(**dataclasses.asdict(l4)) == l4
+    l4.peak_flops.clear()
+    assert get_accelerator("l4").peak("bf16") == 121e12
+
+
 def test_unknown_keys_name_near_ones():
     with pytest.raises(ValueError, match=r"no accelerator named 'h100-sxn'.*h100-sxm"):
         get_accelerator("h100-sxn")
@@ -48,6 +57,7 @@ def test_a_missing_peak_names_those_there_are():
         ({"peak_flops": {"bf16": -1}}, "peak_flops"),
         ({"peak_flops": {"bf17": 1e12}}, "dtype must be one of fp32, bf16"),
         ({"memory_bytes": 0}, "memory_bytes"),
+        ({"peak_flops": None}, "peak_flops must be a table"),
     ],
 )
 def test_an_accelerator_of_ones_own_is_checked(change, said):

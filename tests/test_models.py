@@ -114,6 +114,7 @@ SMALL = {
     "llama": BASE,
     "llama biased": {**BASE, "model_type": "llama", "attention_bias": True, "mlp_bias": True, "head_dim": 12},
     "mistral": {**BASE, "sliding_window": 16},
+    "mistral of old": {**BASE, "model_type": "mistral"},  # where the key is missing the window is 4096
     "mixtral": {**BASE, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
     "qwen2": {**BASE, "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 3},
     "qwen2 tied": {**BASE, "model_type": "qwen2", "tie_word_embeddings": True, "sliding_window": 16},
@@ -142,7 +143,15 @@ SMALL = {
     "deepseek_v2": {**DEEPSEEK, "q_lora_rank": None, "topk_method": "greedy"},
     "deepseek_v3": {**DEEPSEEK, "q_lora_rank": 20},
 }  # fmt: skip
-WINDOWED_LAYERS = {"mistral": 5, "qwen2": 2, "gemma2": 3, "gemma3_text": 11, "phi3": 5, "gpt_oss": 3}
+WINDOWED_LAYERS = {
+    "mistral": 5,
+    "mistral of old": 5,
+    "qwen2": 2,
+    "gemma2": 3,
+    "gemma3_text": 11,
+    "phi3": 5,
+    "gpt_oss": 3,
+}
 
 
 def built_by_transformers(config: dict) -> tuple[int, dict]:
@@ -249,6 +258,13 @@ def without(*names: str) -> dict:
         ({"model_type": "deepseek_v3", **BASE}, "kv_lora_rank"),
         ({"model_type": "gpt_oss", **BASE, "num_local_experts": 4, "num_experts_per_tok": 8}, "at most num_experts"),
         ({"model_type": "gemma2", **BASE, "layer_types": ["full_attention"]}, "layer_types"),
+        ({"model_type": "opt", **SMALL["opt"], "do_layer_norm_before": False}, "OPT-350m"),
+        ({"model_type": "opt", **SMALL["opt"], "enable_bias": False}, "without biases"),
+        ({"model_type": "gpt2", **SMALL["gpt2"], "add_cross_attention": True}, "cross-attention"),
+        ({"model_type": "deepseek_v3", **DEEPSEEK, "attention_bias": True}, "attention biases"),
+        ({"model_type": "qwen3_moe", **BASE, **MOE, "mlp_only_layers": 3}, "mlp_only_layers"),
+        (None, "as a path, as text or as a dict, not as NoneType"),
+        ([1], "not as list"),
     ],
 )
 def test_bad_configs_say_what_is_wrong(config, said):
@@ -262,6 +278,15 @@ def test_files_that_are_not_a_config(text, tmp_path):
     file.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=r"config\.json"):
         ModelConfig.from_hf_config(file)
+
+
+def test_pasted_text_and_a_byte_order_mark(tmp_path):
+    text = json.dumps(LLAMA)
+    (tmp_path / "config.json").write_text("\ufeff" + text, encoding="utf-8")
+    pasted, saved = ModelConfig.from_hf_config(f"  {text}"), ModelConfig.from_hf_config(tmp_path)
+    assert pasted.num_parameters == saved.num_parameters
+    with pytest.raises(ValueError, match="not complete JSON"):
+        ModelConfig.from_hf_config(text[:-5])
 
 
 def test_a_missing_file(tmp_path):
