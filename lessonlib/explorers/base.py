@@ -1,0 +1,201 @@
+"""What every explorer shares: colors, the figure's frame, and the thin binding of controls to one figure.
+
+An explorer is built once and then only updated: a pure function computes, `update(...)` assigns inside one
+`batch_update`, so that a slider move is one message to the browser.
+"""
+
+import html
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from textwrap import wrap
+from typing import Any
+
+import ipywidgets as widgets
+import plotly.graph_objects as go
+from traitlets import TraitError
+
+from lessonlib.outputs import storing_outputs
+from lessonlib.units import fmt
+
+# Okabe and Ito's colors, which people with any color vision tell apart; a marker or dash always repeats the cue.
+BLUE, ORANGE, GREEN, PURPLE, SKY, RED, BLACK = (
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#CC79A7",
+    "#56B4E9",
+    "#D55E00",
+    "#222222",
+)
+FIGURE_SIZE = {"width": 820, "height": 460}
+CAPTION_COLUMNS = 108
+FEWEST_TICKS = 4
+
+
+def new_figure(x_title: str, y_title: str, **layout: Any) -> go.Figure:
+    """An empty figure in the course's frame, with a title (and so a unit) on both axes."""
+    return go.Figure(
+        layout={
+            "template": "simple_white",
+            "font": {"size": 14, "color": BLACK},
+            "margin": {"l": 110, "r": 20, "t": 40, "b": 60},
+            "hoverlabel": {"align": "left"},
+            "xaxis": {"title": x_title, "showgrid": True, "gridcolor": "#eeeeee"},
+            "yaxis": {"title": y_title, "showgrid": True, "gridcolor": "#eeeeee"},
+            **FIGURE_SIZE,
+        }
+    ).update_layout(layout)
+
+
+def stored_picture(figure: go.Figure, readout: str) -> tuple[dict[str, str], dict[str, Any]]:
+    """The figure as a PNG with its readout as the caption, the alternative text and the plain text."""
+    import base64  # noqa: PLC0415
+
+    import kaleido  # noqa: PLC0415
+
+    lines = wrap(readout, CAPTION_COLUMNS)
+    picture = go.Figure(figure)
+    bottom, height = picture.layout.margin.b, picture.layout.height
+    extra = 18 * len(lines) + 14
+    picture.update_layout(height=height + extra, margin_b=bottom + extra)
+    picture.add_annotation(
+        text="<br>".join(lines), xref="paper", yref="paper", x=0, y=0, yshift=-bottom,
+        xanchor="left", yanchor="top", align="left", showarrow=False, font_size=13,
+    )  # fmt: skip
+    png = kaleido.calc_fig_sync(picture, opts={"format": "png", "scale": 1})
+    return {"image/png": base64.b64encode(png).decode(), "text/plain": readout}, {"image/png": {"alt": readout}}
+
+
+def log_ticks(axis: Any, limits: tuple[float, float], unit: str) -> None:
+    """Make an axis logarithmic with labeled ticks: 1 GFLOP/s, 10 GFLOP/s, ..., and 2 and 5 where those are few."""
+    powers = range(math.floor(math.log10(limits[0])), math.ceil(math.log10(limits[1])) + 1)
+    for steps in ((1,), (1, 2, 5)):
+        ticks = [step * 10.0**power for power in powers for step in steps]
+        shown = [tick for tick in ticks if limits[0] <= tick <= limits[1] * 1.001]
+        if len(shown) >= FEWEST_TICKS:
+            break
+    axis.update(type="log", tickvals=shown, ticktext=[fmt(tick, unit) for tick in shown])
+
+
+class Picture:
+    """A finished figure with its readout: interactive in a notebook, a PNG where outputs are stored."""
+
+    def __init__(self, figure: go.Figure, readout: str) -> None:
+        self.figure = figure
+        self.readout = readout
+
+    def __repr__(self) -> str:
+        return self.readout
+
+    def _repr_mimebundle_(self, **_: Any) -> Any:
+        if storing_outputs():
+            return stored_picture(self.figure, self.readout)
+        plotly = self.figure.to_plotly_json()
+        return {"application/vnd.plotly.v1+json": plotly, "text/plain": self.readout}
+
+
+def live_figure(figure: go.Figure) -> go.FigureWidget | widgets.Widget:
+    """The figure as a widget that can be updated in place, or, without anywidget, a message that says what to do."""
+    try:
+        return go.FigureWidget(figure)
+    except ImportError:
+        return widgets.HTML(
+            "<p role='alert'>The picture cannot be drawn: the package <code>anywidget</code> is missing from this "
+            "environment. Run <code>make lab</code> again, or <code>pip install anywidget</code>, and restart "
+            "JupyterLab. Until then the readout and the table below say what the picture would show.</p>"
+        )
+
+
+def table_html(header: list[str], rows: list[list[str]], caption: str) -> str:
+    """An accessible table: a caption, column heads, row heads."""
+    heads = "".join(f"<th scope='col' style='text-align:right;padding:2px 10px'>{html.escape(h)}</th>" for h in header)
+    body = "".join(
+        f"<tr><th scope='row' style='text-align:left;padding:2px 10px'>{html.escape(row[0])}</th>"
+        + "".join(f"<td style='text-align:right;padding:2px 10px'>{html.escape(cell)}</td>" for cell in row[1:])
+        + "</tr>"
+        for row in rows
+    )
+    return (
+        f"<table><caption>{html.escape(caption)}</caption><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
+    )
+
+
+class Explorer(widgets.VBox):
+    """Controls, one figure, a readout in words and a table on request.
+
+    A subclass passes its controls and its figure, and overrides `redraw`, which updates `self.figure` and returns
+    the readout and the table.
+    """
+
+    def __init__(self, controls: dict[str, widgets.Widget], figure: go.Figure) -> None:
+        self.controls = controls
+        self.figure = figure
+        self.live = live_figure(figure)
+        if isinstance(self.live, go.FigureWidget):
+            self.figure = self.live
+        self.readout = ""
+        self._readout_box = widgets.HTML()
+        self._table_box = widgets.HTML()
+        self._show_table = widgets.ToggleButton(
+            value=False, description="Data table", tooltip="Show the figure's numbers as a table"
+        )
+        self._table = ""
+        self._updating = False
+        for control in controls.values():
+            control.style.description_width = "110px"
+            control.layout.width = "400px"
+            control.observe(self._changed, names="value")
+        self._show_table.observe(self._fill_table, names="value")
+        grid = widgets.GridBox(list(controls.values()), layout={"grid_template_columns": "410px 410px"})
+        super().__init__([grid, self.live, self._readout_box, self._show_table, self._table_box])
+        self._changed()
+
+    def redraw(self) -> tuple[str, str]:
+        """Update the figure from the controls; return the readout (plain text) and the table (HTML)."""
+        raise NotImplementedError
+
+    def set(self, **values: Any) -> None:
+        """Set several controls at once, with one redraw. Raises ValueError for a control that does not exist."""
+        unknown = values.keys() - self.controls.keys()
+        if unknown:
+            raise ValueError(f"no control named {', '.join(sorted(unknown))}: there are {', '.join(self.controls)}")
+        with self._one_redraw():
+            for name in [name for name in self.controls if name in values]:
+                try:
+                    self.controls[name].value = values[name]
+                except TraitError:
+                    raise ValueError(f"{name} must be {_allowed(self.controls[name])}, got {values[name]!r}") from None
+
+    @contextmanager
+    def _one_redraw(self) -> Iterator[None]:
+        self._updating = True
+        try:
+            yield
+        finally:
+            self._updating = False
+        self._changed()
+
+    def _changed(self, _: Any = None) -> None:
+        if self._updating:
+            return
+        self.readout, self._table = self.redraw()
+        self._readout_box.value = f"<p role='status' aria-live='polite'>{html.escape(self.readout)}</p>"
+        self._fill_table()
+
+    def _fill_table(self, _: Any = None) -> None:
+        self._table_box.value = self._table if self._show_table.value else ""
+
+    def __repr__(self) -> str:
+        return self.readout
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        if storing_outputs():
+            return stored_picture(self.figure, self.readout)
+        bundle = super()._repr_mimebundle_(**kwargs)
+        return {**bundle, "text/plain": self.readout}
+
+
+def _allowed(control: widgets.Widget) -> str:
+    options = [option[-1] if isinstance(option, tuple) else option for option in getattr(control, "options", ())]
+    return f"one of {', '.join(map(str, options))}" if options else "true or false"

@@ -1,0 +1,101 @@
+"""Pictures of what was measured beside what was predicted."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import plotly.graph_objects as go
+
+from lessonlib import roofline
+from lessonlib.accelerators import Accelerator
+from lessonlib.checks import check_values
+from lessonlib.explorers import base
+from lessonlib.units import fmt
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measured time (s) with its range at an x, beside the prediction."""
+
+    x: float
+    seconds: float
+    low_s: float
+    high_s: float
+    predicted_s: float
+
+
+def times_picture(points: Sequence[Point], x_title: str, overhead_s: float = 0.0) -> base.Picture:
+    """Times against x on two logarithmic axes: measured with their range, predicted, and predicted + overhead.
+
+    Raises ValueError for no points or times that are not finite.
+    """
+    if not points:
+        raise ValueError("points must hold at least one measurement")
+    x = check_values("x", [p.x for p in points])
+    measured, predicted, low, high = (
+        check_values(name, [getattr(p, name) for p in points]) for name in ("seconds", "predicted_s", "low_s", "high_s")
+    )
+    figure = base.new_figure(x_title, "time", legend={"x": 0.02, "y": 0.98, "bgcolor": "rgba(255,255,255,0.8)"})
+    figure.add_scatter(
+        x=x, y=predicted, name="predicted by the roofline", mode="lines", line={"color": base.BLUE, "width": 3}
+    )
+    if overhead_s > 0:
+        figure.add_scatter(
+            x=x,
+            y=predicted + overhead_s,
+            name=f"predicted + {fmt(overhead_s, 's', 3)} of overhead",
+            mode="lines",
+            line={"color": base.ORANGE, "width": 3, "dash": "dash"},
+        )
+    spread = {"type": "data", "symmetric": False, "array": high - measured, "arrayminus": measured - low}
+    figure.add_scatter(
+        x=x,
+        y=measured,
+        name="measured here",
+        mode="markers",
+        marker={"color": base.RED, "size": 11, "symbol": "diamond"},
+        error_y=spread,
+    )
+    everything = np.concatenate([predicted, predicted + overhead_s, low, high])
+    limits = (float(everything.min()) / 1.6, float(everything.max()) * 3)
+    base.log_ticks(figure.layout.yaxis, limits, "s")
+    figure.update_yaxes(range=np.log10(limits).tolist())
+    figure.update_xaxes(type="log", tickvals=x, ticktext=[fmt(value) for value in x])
+    return base.Picture(figure, _times_in_words(points, x_title))
+
+
+def _times_in_words(points: Sequence[Point], x_title: str) -> str:
+    said = [f"{fmt(p.x)}: {fmt(p.seconds, 's', 3)} measured, {fmt(p.predicted_s, 's', 3)} predicted" for p in points]
+    return f"{x_title.capitalize()}: " + "; ".join(said) + "."
+
+
+def roofline_picture(
+    accelerator: Accelerator, dtype: str, points: Sequence[tuple[str, float, float]], x_limits: tuple[float, float]
+) -> base.Picture:
+    """An accelerator's roof with measured points: (label, intensity in FLOP/byte, achieved FLOP/s)."""
+    figure = base.new_figure("arithmetic intensity (FLOP/byte)", "rate", title=accelerator.name, showlegend=False)
+    ridge, peak = roofline.ridge_point(accelerator, dtype), accelerator.peak(dtype)
+    corners = np.array([x_limits[0], ridge, x_limits[1]])
+    heights = roofline.attainable_flops_per_s(corners, accelerator, dtype)
+    figure.add_scatter(x=corners, y=heights, mode="lines", line={"color": base.BLACK, "width": 3}, name="roof")
+    figure.add_trace(
+        go.Scatter(
+            x=[intensity for _, intensity, _ in points],
+            y=[rate for _, _, rate in points],
+            text=[label for label, _, _ in points],
+            mode="markers+text",
+            textposition="bottom right",
+            marker={"color": base.RED, "size": 11, "symbol": "diamond"},
+            name="measured here",
+        )
+    )
+    limits = (min(float(heights[0]), *(rate for _, _, rate in points)) / 3, peak * 3)
+    base.log_ticks(figure.layout.xaxis, x_limits, "")
+    base.log_ticks(figure.layout.yaxis, limits, "FLOP/s")
+    figure.update_yaxes(range=np.log10(limits).tolist())
+    said = [
+        f"{label} reaches {fmt(rate, 'FLOP/s', 3)}, "
+        f"{rate / float(roofline.attainable_flops_per_s(intensity, accelerator, dtype)):.0%} of its roof"
+        for label, intensity, rate in points
+    ]
+    return base.Picture(figure, f"Ridge at {fmt(ridge, 'FLOP/B', 3)}. " + "; ".join(said) + ".")
