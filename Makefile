@@ -11,7 +11,7 @@ endif
 # Jupyter does not read a configuration file from the folder it starts in: it is told where ours lies.
 export JUPYTER_CONFIG_PATH := $(CURDIR)/jupyter
 
-.PHONY: lab test bench lint notebooks exercises screenshots clean help
+.PHONY: help lab test lint bench notebooks screenshots clean
 
 help:
 	@echo "make lab          open the course in JupyterLab"
@@ -27,6 +27,7 @@ lab: .venv/lab-installed
 test: .venv/test-installed lint
 	@$(BIN)/python -m lessonlib.lab
 	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --nbval --nbval-current-env notebooks
 
 lint: .venv/test-installed
 	$(BIN)/python -m ruff check .
@@ -35,14 +36,14 @@ lint: .venv/test-installed
 
 bench: .venv/test-installed
 	@$(BIN)/python -m lessonlib.lab
-	$(BIN)/python benchmarks/decode_speed.py
-	$(BIN)/python benchmarks/redraw_speed.py
+	$(BIN)/python -m benchmarks.decode_speed
+	$(BIN)/python -m benchmarks.redraw_speed
 
 notebooks: .venv/test-installed
-	$(BIN)/python tools/run_notebooks.py
+	$(BIN)/python -m tools.run_notebooks
 
 screenshots: .venv/test-installed
-	$(BIN)/python tools/screenshots.py
+	$(BIN)/python -m tools.screenshots
 
 # A stamp a set of extras: made again only when a file that names or pins a dependency changes.
 .venv/%-installed: pyproject.toml requirements.txt

@@ -74,7 +74,6 @@ def test_decode_step_of_llama_2_7b(fact, accelerator, batch_size, milliseconds, 
 def test_f14_activations_are_a_small_part():
     operators = roofline.total(roofline.decode_operators(get_model("llama-2-7b"), batch_size=16, context_len=2048))
     assert 0 < operators.activation_bytes < 0.01 * operators.num_bytes
-    assert operators.num_bytes / A6000.memory_bandwidth * 1e3 == pytest.approx(40.10, rel=0.01)
 
 
 def test_f15_llama_3_70b_on_eight_v5e():

@@ -107,6 +107,47 @@ def live_figure(figure: go.Figure) -> go.FigureWidget | widgets.Widget:
         )
 
 
+# ipywidgets' sliders have neither a name nor their value's text for a screen reader, and plotly's picture has no words.
+_ACCESSIBLE_NAMES = """
+function render({ el }) {
+  const explorer = () => el.closest('.lessonlib-explorer');
+  const set = (node, name, value) => { if (node && node.getAttribute(name) !== value) node.setAttribute(name, value); };
+  const name = () => {
+    const box = explorer();
+    if (!box) return;
+    for (const slider of box.querySelectorAll('.widget-slider')) {
+      const handle = slider.querySelector('[role=slider]');
+      set(handle, 'aria-label', slider.querySelector('.widget-label').textContent);
+      set(handle, 'aria-valuetext', slider.querySelector('.widget-readout').textContent);
+    }
+    const readout = box.querySelector('[role=status]');
+    const picture = box.querySelector('.js-plotly-plot');
+    set(picture, 'role', 'img');
+    if (readout) set(picture, 'aria-label', readout.textContent);
+  };
+  let watcher;
+  const start = () => {
+    if (!explorer()) { setTimeout(start, 200); return; }
+    name();
+    watcher = new MutationObserver(name);
+    watcher.observe(explorer(), { subtree: true, childList: true, attributeFilter: ['aria-valuetext'] });
+  };
+  start();
+  return () => watcher && watcher.disconnect();
+}
+export default { render };
+"""
+
+
+def accessible_names() -> list[widgets.Widget]:
+    """An invisible widget that names the sliders and the picture of the explorer around it, for screen readers."""
+    try:
+        import anywidget  # noqa: PLC0415  (the explorer works without it, see live_figure)
+    except ImportError:
+        return []
+    return [anywidget.AnyWidget(_esm=_ACCESSIBLE_NAMES)]
+
+
 def table_html(header: list[str], rows: list[list[str]], caption: str) -> str:
     """An accessible table: a caption, column heads, row heads."""
     heads = "".join(f"<th scope='col' style='text-align:right;padding:2px 10px'>{html.escape(h)}</th>" for h in header)
@@ -124,8 +165,8 @@ def table_html(header: list[str], rows: list[list[str]], caption: str) -> str:
 class Explorer(widgets.VBox):
     """Controls, one figure, a readout in words and a table on request.
 
-    A subclass passes its controls and its figure, and overrides `redraw`, which updates `self.figure` and returns
-    the readout and the table.
+    A subclass passes its controls and its figure, and overrides `redraw` (update `self.figure`, return the readout)
+    and `table` (the figure's numbers as HTML, asked for only while it is shown).
     """
 
     def __init__(self, controls: dict[str, widgets.Widget], figure: go.Figure) -> None:
@@ -140,7 +181,6 @@ class Explorer(widgets.VBox):
         self._show_table = widgets.ToggleButton(
             value=False, description="Data table", tooltip="Show the figure's numbers as a table"
         )
-        self._table = ""
         self._updating = False
         for control in controls.values():
             control.style.description_width = "110px"
@@ -148,11 +188,17 @@ class Explorer(widgets.VBox):
             control.observe(self._changed, names="value")
         self._show_table.observe(self._fill_table, names="value")
         grid = widgets.GridBox(list(controls.values()), layout={"grid_template_columns": "410px 410px"})
-        super().__init__([grid, self.live, self._readout_box, self._show_table, self._table_box])
+        parts = [grid, self.live, self._readout_box, self._show_table, self._table_box, *accessible_names()]
+        super().__init__(parts)
+        self.add_class("lessonlib-explorer")
         self._changed()
 
-    def redraw(self) -> tuple[str, str]:
-        """Update the figure from the controls; return the readout (plain text) and the table (HTML)."""
+    def redraw(self) -> str:
+        """Update the figure from the controls; return the readout."""
+        raise NotImplementedError
+
+    def table(self) -> str:
+        """The figure's numbers as an HTML table."""
         raise NotImplementedError
 
     def set(self, **values: Any) -> None:
@@ -179,12 +225,12 @@ class Explorer(widgets.VBox):
     def _changed(self, _: Any = None) -> None:
         if self._updating:
             return
-        self.readout, self._table = self.redraw()
+        self.readout = self.redraw()
         self._readout_box.value = f"<p role='status' aria-live='polite'>{html.escape(self.readout)}</p>"
         self._fill_table()
 
     def _fill_table(self, _: Any = None) -> None:
-        self._table_box.value = self._table if self._show_table.value else ""
+        self._table_box.value = self.table() if self._show_table.value else ""
 
     def __repr__(self) -> str:
         return self.readout

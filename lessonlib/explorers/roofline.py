@@ -1,6 +1,7 @@
 """The roofline explorer: where decode, prefill and training of a model land under an accelerator's roof."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import ipywidgets as widgets
@@ -23,8 +24,8 @@ PHASES = {  # name: color, marker, where its label goes
     "prefill": (base.RED, "square", "bottom center"),
     "training": (base.GREEN, "diamond", "top center"),
 }
-SIZES = {"decode": 15, "prefill": 19, "training": 13}  # prefill and training may meet: one shows around the other
-INTENSITY_RANGE = (1e-1, 1e6)  # FLOP/byte
+SIZES = (15, 19, 13)  # prefill and training may meet: one shows around the other
+INTENSITY_RANGE = (1e-1, 3e5)  # FLOP/byte
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Setting:
     weight_bits: int = 16
     kv_bits: float = 16
 
-    @property
+    @cached_property
     def phases(self) -> dict[str, list[roofline.Operator]]:
         """The operators of each phase; prefill and training work on sequences of `context_len` tokens."""
         shape = (self.model, self.batch_size, self.context_len)
@@ -57,13 +58,16 @@ def roofline_figure(setting: Setting) -> go.Figure:
     figure.add_scatter(
         name="ridge", mode="lines+text", line={"color": base.BLACK, "width": 1, "dash": "dot"}, hoverinfo="skip"
     )
-    for name, (color, symbol, position) in PHASES.items():
-        marker = {"color": color, "symbol": symbol, "size": SIZES[name], "line": {"color": "white", "width": 1.5}}
-        text = {"text": [f"<b>{name}</b>"], "textposition": position, "textfont": {"color": color, "size": 15}}
-        figure.add_scatter(name=name, mode="markers+text", marker=marker, **text)
-    for name, (color, symbol, _) in PHASES.items():
-        marker = {"color": color, "symbol": f"{symbol}-open", "size": 9, "line": {"width": 2}}
-        figure.add_scatter(name=f"{name} operators", mode="markers", marker=marker, visible=False)
+    colors, symbols, positions = zip(*PHASES.values(), strict=True)
+    figure.add_scatter(
+        name="phases",
+        mode="markers+text",
+        marker={"color": colors, "symbol": symbols, "size": SIZES, "line": {"color": "white", "width": 1.5}},
+        text=[f"<b>{name}</b>" for name in PHASES],
+        textposition=positions,
+        textfont={"color": colors, "size": 15},
+    )
+    figure.add_scatter(name="operators", mode="markers", marker={"size": 9, "line": {"width": 2}}, visible=False)
     figure.update_traces(hovertemplate="%{customdata}<extra></extra>", selector={"hoverinfo": None})
     base.log_ticks(figure.layout.xaxis, INTENSITY_RANGE, "")
     figure.layout.xaxis.range = np.log10(INTENSITY_RANGE).tolist()
@@ -74,16 +78,18 @@ def roofline_figure(setting: Setting) -> go.Figure:
 
 def update_roofline_figure(figure: go.Figure, setting: Setting, show_operators: bool = False) -> None:
     """Move the points (and, for another accelerator, the roof) in one update."""
-    traces = {trace.name: trace for trace in figure.data}
+    _, _, phases, operators = figure.data
     with figure.batch_update():
         if figure.layout.title.text != _title(setting):
             _draw_roof(figure, setting)
-        for name, operators in setting.phases.items():
-            _place(traces[name], [roofline.total(operators, name)], setting)
-            if show_operators:
-                _place(traces[f"{name} operators"], operators, setting)
-            if traces[f"{name} operators"].visible != show_operators:
-                traces[f"{name} operators"].visible = show_operators
+        _place(phases, [roofline.total(ops, name) for name, ops in setting.phases.items()], setting)
+        if operators.visible != show_operators:
+            operators.visible = show_operators
+        if show_operators:
+            cues = [PHASES[name][:2] for name, ops in setting.phases.items() for _ in ops]
+            operators.marker.color = [color for color, _ in cues]
+            operators.marker.symbol = [f"{symbol}-open" for _, symbol in cues]
+            _place(operators, [op for ops in setting.phases.values() for op in ops], setting)
 
 
 def _title(setting: Setting) -> str:
@@ -205,10 +211,13 @@ class RooflineExplorer(base.Explorer):
         values["accelerator"] = self._accelerators[values["accelerator"]]
         return Setting(**values)
 
-    def redraw(self) -> tuple[str, str]:
+    def redraw(self) -> str:
         setting = self.setting
         update_roofline_figure(self.figure, setting, self.controls["show_operators"].value)
-        return describe(setting), table(setting)
+        return describe(setting)
+
+    def table(self) -> str:
+        return table(self.setting)
 
     def _offer_dtypes(self, _: Any = None) -> None:
         """Offer only the arithmetic that the accelerator has a published peak for; keep the choice where possible."""
