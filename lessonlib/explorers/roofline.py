@@ -62,12 +62,20 @@ def roofline_figure(setting: Setting) -> go.Figure:
     figure.add_scatter(
         name="phases",
         mode="markers+text",
-        marker={"color": colors, "symbol": symbols, "size": SIZES, "line": {"color": "white", "width": 1.5}},
+        marker={
+            "color": colors,
+            "symbol": symbols,
+            "size": SIZES,
+            "opacity": 1,
+            "line": {"color": "white", "width": 1.5},
+        },
         text=[f"<b>{name}</b>" for name in PHASES],
         textposition=positions,
         textfont={"color": colors, "size": 15},
     )
-    figure.add_scatter(name="operators", mode="markers", marker={"size": 9, "line": {"width": 2}}, visible=False)
+    figure.add_scatter(
+        name="operators", mode="markers", marker={"size": 9, "opacity": 1, "line": {"width": 2}}, visible=False
+    )
     figure.update_traces(hovertemplate="%{customdata}<extra></extra>", selector={"hoverinfo": None})
     base.log_ticks(figure.layout.xaxis, INTENSITY_RANGE, "")
     figure.layout.xaxis.range = np.log10(INTENSITY_RANGE).tolist()

@@ -25,7 +25,8 @@ from lessonlib.accelerators import Accelerator
 from lessonlib.units import fmt
 
 READ_BYTES = 512 * 2**20  # far beyond any cache
-REPEATS = 9
+REPEATS = 15
+PAUSE_S = 0.1  # between two runs, so that a moment in which the machine does something else spoils only a few
 MATMUL_S = 0.2  # a matrix product is made about this long, whatever the machine
 LARGEST_MATRIX = 4096
 
@@ -113,6 +114,7 @@ def _rate(amount: float, work: Callable[[], Any]) -> Measured:
         start = time.perf_counter()
         work()
         rates.append(amount / (time.perf_counter() - start))
+        time.sleep(PAUSE_S)
     return Measured(statistics.median(rates), min(rates), max(rates))
 
 
