@@ -20,11 +20,13 @@ def check_count(name: str, value: object, minimum: int = 1) -> int:
 def check_number(name: str, value: object, minimum: float = 0.0, exclusive: bool = False) -> float:
     """`value` as a finite float of at least (`exclusive`: above) `minimum`. Raises ValueError otherwise."""
     allowed = f"a finite number {'above' if exclusive else 'of at least'} {minimum:g}"
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-        raise ValueError(f"{name} must be {allowed}, got {value!r}")
-    if value < minimum or (exclusive and value == minimum):
-        raise ValueError(f"{name} must be {allowed}, got {value!r}")
-    return float(value)
+    try:
+        number = math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number) or number < minimum or (exclusive and number == minimum):
+        raise ValueError(f"{name} must be {allowed}, got {str(value)[:80]}")
+    return number
 
 
 def check_choice(name: str, value: T, allowed: Collection[T]) -> T:

@@ -33,6 +33,15 @@ def cached_token_layers(model: ModelConfig, context_len: object) -> np.ndarray:
     return (model.num_layers - windowed) * tokens + windowed * in_window
 
 
+def summed_token_layers(model: ModelConfig, context_len: int) -> float:
+    """`cached_token_layers` summed over the contexts 1, 2, ..., `context_len`: what token after token attends to."""
+    tokens = check_count("context_len", context_len, 0)
+    window = min(tokens, model.sliding_window or tokens)
+    growing, capped = window * (window + 1) / 2, (tokens - window) * window
+    windowed = model.num_windowed_layers
+    return (model.num_layers - windowed) * tokens * (tokens + 1) / 2 + windowed * (growing + capped)
+
+
 def cache_bytes(model: ModelConfig, context_len: int, batch_size: int = 1, kv_bits: float = 16) -> float:
     """Bytes of the cache of `batch_size` requests of `context_len` tokens each, windows respected.
 

@@ -12,11 +12,9 @@ Source: the two bounds of the roofline, applied to the two kinds of work a trans
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
 from lessonlib.accelerators import Accelerator
 from lessonlib.checks import check_choice, check_count, check_number
-from lessonlib.kv_cache import bytes_per_token, cache_bytes, cached_token_layers
+from lessonlib.kv_cache import bytes_per_token, cache_bytes, cached_token_layers, summed_token_layers
 from lessonlib.models import ModelConfig
 from lessonlib.roofline import attention_flops_per_token_layer, prefill_attention_flops
 from lessonlib.units import fmt
@@ -101,6 +99,10 @@ def kv_shards(model: ModelConfig, num_accelerators: int, split: str = "tensor") 
     `num_accelerators`, and of KV heads and accelerators one must be a multiple of the other.
     """
     check_choice("split", split, ("tensor", "layer"))
+    if split == "layer" and check_count("num_accelerators", num_accelerators) > model.num_layers:
+        raise ValueError(
+            f"num_accelerators must be at most the {model.num_layers} layers of {model.name}, got {num_accelerators}"
+        )
     if check_count("num_accelerators", num_accelerators) == 1 or split == "layer":
         return 1
     heads, kv_heads = model.num_heads, model.num_kv_heads
@@ -210,11 +212,12 @@ def tpot(
     The step that makes token i attends to prompt_len + i - 1 tokens. Further arguments are those of `decode_step`.
     Raises ValueError for fewer than two tokens.
     """
-    contexts = check_count("prompt_len", prompt_len) + np.arange(1, check_count("output_len", output_len, 2))
+    last = check_count("prompt_len", prompt_len) + check_count("output_len", output_len, 2) - 1
     empty = decode_step(model, accelerator, batch_size, 0, **options)
     one_token = decode_step(model, accelerator, batch_size, 1, **options)
     # Attention is proportional to the tokens cached over all layers; the rest of a step does not depend on them.
-    mean_tokens = float(np.mean(cached_token_layers(model, contexts))) / model.num_layers
+    token_layers = summed_token_layers(model, last) - summed_token_layers(model, prompt_len)
+    mean_tokens = token_layers / (output_len - 1) / model.num_layers
     return empty.total_s + one_token.attention_s * mean_tokens
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from lessonlib.accelerators import Accelerator
 from lessonlib.checks import check_count, check_number, check_values
-from lessonlib.kv_cache import bytes_per_token, cache_bytes, cached_token_layers
+from lessonlib.kv_cache import bytes_per_token, cache_bytes, cached_token_layers, summed_token_layers
 from lessonlib.models import ModelConfig, effective_bits
 
 ACTIVATION_BYTES = 2  # activations are kept in 16 bits
@@ -158,7 +158,7 @@ def attention_flops_per_token_layer(model: ModelConfig, absorbed: bool = True) -
 
 def prefill_attention_flops(model: ModelConfig, prompt_len: int) -> float:
     """Attention FLOPs of one prompt: token t attends to t tokens, or to its window, in every layer."""
-    pairs = float(np.sum(cached_token_layers(model, np.arange(1, check_count("prompt_len", prompt_len) + 1))))
+    pairs = summed_token_layers(model, check_count("prompt_len", prompt_len))
     return attention_flops_per_token_layer(model, absorbed=False) * pairs
 
 

@@ -105,10 +105,13 @@ def parse(text: str, unit: str, unit_optional: bool = False) -> float:
         return value
     quantity = value * registry().parse_units(_look_up(typed))
     try:
-        return float(quantity.to(unit or "dimensionless").magnitude)
+        converted = float(quantity.to(unit or "dimensionless").magnitude)
     except pint.DimensionalityError:
         hint = " (a count of FLOPs is not a rate: write FLOP/s)" if "FLOP/s" in unit else ""
         raise UnitError(f"{typed!r} is not a unit of {unit or 'a plain number'}, which was asked for{hint}") from None
+    if not math.isfinite(converted):
+        raise UnitError(f"{text.strip()!r} is too large to be an answer here")
+    return converted
 
 
 def _look_up(typed: str) -> str:
@@ -124,9 +127,11 @@ def _look_up_word(word: str) -> str:
         prefix = "k" if prefix == "K" else prefix
         raise UnitError(f"{word!r}: bits or bytes? Write {prefix + 'B'!r} for bytes or {prefix + 'bit'!r} for bits")
     name = _ALIASES.get(word, word)
-    for candidate in (name, name.lower()):
-        if not candidate or candidate in registry():
-            return candidate
+    if not name or name in registry():
+        return name
+    # "BYTES" is byte, but "MBYTES" is not mbyte: the case of a prefix means something, that of a name does not
+    if any(prefix == "" for prefix, _, _ in registry().parse_unit_name(name.lower())):
+        return name.lower()
     raise UnitError(f"{word!r} is not a unit known here: write for example {_EXAMPLES}")
 
 

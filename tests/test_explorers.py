@@ -71,7 +71,10 @@ def test_a_preset_is_one_redraw_and_bad_ones_are_refused():
         explorer.set(weight_bits=5)
     with pytest.raises(ValueError, match="no control named batch"):
         explorer.set(batch=3)
-    assert explorer.controls["batch_size"].value == 32
+    with pytest.raises(ValueError, match="weight_bits"):
+        explorer.set(batch_size=16, weight_bits=5)
+    assert explorer.controls["batch_size"].value == 32  # all or nothing
+    assert "32 requests" in explorer.readout
 
 
 def test_operators_and_table_on_request():
@@ -141,5 +144,11 @@ def test_measured_beside_predicted():
     )
     with pytest.raises(ValueError, match="at least one measurement"):
         times_picture([], "x")
+    with pytest.raises(ValueError, match="overhead_s"):
+        times_picture(points, "x", float("nan"))
+    with pytest.raises(ValueError, match="at least one measurement"):
+        roofline_picture(MACHINE, "fp32", [], (0.1, 1e4))
+    with pytest.raises(ValueError, match="intensity"):
+        roofline_picture(MACHINE, "fp32", [("none", 0, 1e9)], (0.1, 1e4))
     roof = roofline_picture(MACHINE, "fp32", [("decode", 0.5, 9e9)], (0.1, 1e4))
     assert "decode reaches 9 GFLOP/s, 60% of its roof" in repr(roof)

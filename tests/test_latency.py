@@ -101,6 +101,12 @@ def test_bad_input(options, said):
         latency.decode_step(LLAMA_3, A100, **options)
 
 
+def test_very_long_requests_take_no_memory_to_predict():
+    assert latency.tpot(LLAMA_3, A100, 1, 10**9) > latency.tpot(LLAMA_3, A100, 1, 10**6)
+    with pytest.raises(ValueError, match="at most the 32 layers"):
+        latency.decode_step(LLAMA_3, A100, num_accelerators=1000, split="layer")
+
+
 def test_bad_prefill_and_speed():
     with pytest.raises(ValueError, match="efficiency"):
         latency.prefill(LLAMA_3, A100, 10, efficiency=1.2)

@@ -34,10 +34,41 @@ def test_what_is_no_answer_is_explained_and_not_kept(typed):
     assert "<script>" not in box._status.value
 
 
+def test_a_mistyped_answer_says_what_is_still_kept():
+    box = ask()
+    box.box.value = "7 tokens/s"
+    box.box.value = "lots"
+    assert "(Still kept: 7 tokens/s.)" in box._status.value
+    box.box.value = "-5 tokens/s"
+    assert "negative" in box._status.value
+
+
+@pytest.mark.parametrize("typed", ["1e308 Mtoken/s", "1e-320 tokens/s"])
+def test_numbers_beyond_all_sense(typed):
+    ask().box.value = typed
+    assert "It is 5 tokens/s." in compare("t/speed", 5, "token/s")
+
+
+@pytest.mark.parametrize("entry", [5, None, {"unit": "token/s"}, {"unit": "token/s", "text": "x", "value": None}])
+def test_a_damaged_entry_is_no_prediction(entry):
+    progress.keep("predictions", "t/speed", entry)
+    assert ask().box.value == ""
+    assert "No prediction kept" in compare("t/speed", 5, "token/s")
+
+
+def test_a_disk_that_cannot_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    monkeypatch.setenv("LESSONLIB_DATA", str(tmp_path / "file"))
+    box = ask()
+    box.box.value = "7 tokens/s"
+    assert "could not be kept" in box._status.value
+    assert "It is 5 tokens/s." in compare("t/speed", 5, "token/s")
+
+
 def test_without_a_prediction_the_answer_is_given():
     assert "No prediction kept" in compare("t/none", 3, "s")
     ask().box.value = "0 tokens/s"
-    assert compare("t/speed", 5, "token/s") == "You predicted 0 tokens/s. It is 5 tokens/s."
+    assert compare("t/speed", 5, "token/s") == "You predicted 0 tokens/s. It is 5 tokens/s. That is far off."
     ask().box.value = "5.1 tokens/s"
     assert compare("t/speed", 5, "token/s").endswith("Right on.")
 

@@ -20,7 +20,9 @@ def test_a_half(text):
     assert parse(text, "") == 0.5
 
 
-@pytest.mark.parametrize("text", ["14 GB", "14000 MB", "1.4e10 bytes", "14e9 B", "14GB", "112 Gbit", "0.014 TB"])
+@pytest.mark.parametrize(
+    "text", ["14 GB", "14000 MB", "1.4e10 bytes", "14e9 B", "14GB", "112 Gbit", "0.014 TB", "14e9 BYTES"]
+)
 def test_the_same_size(text):
     assert parse(text, "byte") == pytest.approx(14e9, rel=1e-12)
 
@@ -73,6 +75,9 @@ def test_units_of_the_field(text, unit, value):
         ("1e9999", "", "too large"),
         ("9" * 10_000, "", "characters long"),
         ("1,5", "", "plain number"),
+        ("10 MBYTES", "byte", "not a unit known"),
+        ("10 MBIT/s", "byte/s", "not a unit known"),
+        ("1e308 GB", "byte", "too large"),
     ],
 )
 def test_what_is_refused_says_why(text, unit, said):

@@ -202,16 +202,23 @@ class Explorer(widgets.VBox):
         raise NotImplementedError
 
     def set(self, **values: Any) -> None:
-        """Set several controls at once, with one redraw. Raises ValueError for a control that does not exist."""
+        """Set several controls at once, with one redraw.
+
+        Raises ValueError for a control or a value that does not exist, and then changes nothing.
+        """
         unknown = values.keys() - self.controls.keys()
         if unknown:
             raise ValueError(f"no control named {', '.join(sorted(unknown))}: there are {', '.join(self.controls)}")
+        before = {name: control.value for name, control in self.controls.items()}
         with self._one_redraw():
             for name in [name for name in self.controls if name in values]:
                 try:
                     self.controls[name].value = values[name]
                 except TraitError:
-                    raise ValueError(f"{name} must be {_allowed(self.controls[name])}, got {values[name]!r}") from None
+                    allowed = _allowed(self.controls[name])
+                    for control, value in before.items():
+                        self.controls[control].value = value
+                    raise ValueError(f"{name} must be {allowed}, got {values[name]!r}") from None
 
     @contextmanager
     def _one_redraw(self) -> Iterator[None]:

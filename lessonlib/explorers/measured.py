@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from lessonlib import roofline
 from lessonlib.accelerators import Accelerator
-from lessonlib.checks import check_values
+from lessonlib.checks import check_number, check_values
 from lessonlib.explorers import base
 from lessonlib.units import fmt
 
@@ -31,6 +31,7 @@ def times_picture(points: Sequence[Point], x_title: str, overhead_s: float = 0.0
     """
     if not points:
         raise ValueError("points must hold at least one measurement")
+    check_number("overhead_s", overhead_s)
     x = check_values("x", [p.x for p in points])
     measured, predicted, low, high = (
         check_values(name, [getattr(p, name) for p in points]) for name in ("seconds", "predicted_s", "low_s", "high_s")
@@ -73,6 +74,10 @@ def roofline_picture(
     accelerator: Accelerator, dtype: str, points: Sequence[tuple[str, float, float]], x_limits: tuple[float, float]
 ) -> base.Picture:
     """An accelerator's roof with measured points: (label, intensity in FLOP/byte, achieved FLOP/s)."""
+    if not points or not all(
+        check_number("intensity and rate", v, exclusive=True) for _, x, y in points for v in (x, y)
+    ):
+        raise ValueError("points must hold at least one measurement")
     figure = base.new_figure("arithmetic intensity (FLOP/byte)", "rate", title=accelerator.name, showlegend=False)
     ridge, peak = roofline.ridge_point(accelerator, dtype), accelerator.peak(dtype)
     corners = np.array([x_limits[0], ridge, x_limits[1]])

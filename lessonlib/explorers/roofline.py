@@ -18,7 +18,7 @@ from lessonlib.units import fmt
 BATCH_SIZES = [*range(1, 17), 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512]
 CONTEXT_LENGTHS = [16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072]
 WEIGHT_BITS = [2, 3, 4, 6, 8, 16, 32]
-KV_BITS = [4, 8, 16]
+KV_BITS = [4, 8, 16, 32]
 PHASES = {  # name: color, marker, where its label goes
     "decode": (base.BLUE, "circle", "bottom right"),
     "prefill": (base.RED, "square", "bottom center"),
@@ -157,7 +157,7 @@ def describe(setting: Setting) -> str:
         f"{fmt(step.total_s, 's', 3)}, at most {fmt(step.tokens_per_s, '', 3)} tokens/s;",
         f"prefill is {regime['prefill']} bound at {fmt(prefill.intensity, 'FLOP/B', 3)} and takes "
         f"{fmt(first.total_s, 's', 3)};",
-        f"training is {regime['training']} bound at {fmt(points['training'].intensity, 'FLOP/B', 3)}.",
+        f"training in 16 bits is {regime['training']} bound at {fmt(points['training'].intensity, 'FLOP/B', 3)}.",
     ]
     needed = model.weight_bytes(setting.weight_bits) + cache_bytes(
         model, setting.context_len, setting.batch_size, setting.kv_bits
@@ -189,6 +189,8 @@ class RooflineExplorer(base.Explorer):
     """
 
     def __init__(self, machine: Accelerator | None = None, **values: Any) -> None:
+        if machine and not set(machine.peak_flops) - {"fp4"}:
+            raise ValueError(f"machine must have a peak rate to draw its roof, {machine.name} has none")
         self._accelerators = {a.name: a for a in ([machine] if machine else []) + _catalog()}
         models = {get_model(key).name: key for key in list_models()}
         controls = {

@@ -52,6 +52,8 @@ class Machine:
     """B/s"""
     matmul_flops_per_s: dict[str, Measured]
     """FLOP/s, by dtype"""
+    matrix_size: dict[str, int]
+    """rows of the square matrices that were multiplied, by dtype"""
     memory_bytes: int
     provenance: dict[str, Any]
 
@@ -86,15 +88,15 @@ def _measure(here: dict[str, Any]) -> Machine:
         read = _rate(READ_BYTES, buffer.sum)
         del buffer
         bar.update(2)
-        matmul = {}
+        matmul, size = {}, {}
         for dtype in ("fp32", "bf16"):
-            matmul[dtype] = _matmul_rate(torch.float32 if dtype == "fp32" else torch.bfloat16)
+            matmul[dtype], size[dtype] = _matmul_rate(torch.float32 if dtype == "fp32" else torch.bfloat16)
             bar.update()
-    return Machine(read, matmul, _memory_bytes(), here)
+    return Machine(read, matmul, size, _memory_bytes(), here)
 
 
-def _matmul_rate(dtype: torch.dtype) -> Measured:
-    """FLOP/s of a square product, grown until it takes long enough to time (some CPUs crawl in bf16)."""
+def _matmul_rate(dtype: torch.dtype) -> tuple[Measured, int]:
+    """FLOP/s of a square product and its size, grown until it takes long enough to time (some CPUs crawl in bf16)."""
     size = 128
     while True:
         matrix = torch.ones(size, size, dtype=dtype)
@@ -102,7 +104,7 @@ def _matmul_rate(dtype: torch.dtype) -> Measured:
         start = time.perf_counter()
         matrix @ matrix
         if time.perf_counter() - start > MATMUL_S / 8 or size >= LARGEST_MATRIX:
-            return _rate(2 * size**3, partial(torch.matmul, matrix, matrix))
+            return _rate(2 * size**3, partial(torch.matmul, matrix, matrix)), size
         size *= 2
 
 
@@ -137,6 +139,7 @@ def _load(here: dict[str, Any]) -> Machine | None:
         machine = Machine(
             Measured(**kept["read_bandwidth"]),
             {dtype: Measured(**rate) for dtype, rate in kept["matmul_flops_per_s"].items()},
+            kept["matrix_size"],
             kept["memory_bytes"],
             kept["provenance"],
         )

@@ -1,6 +1,8 @@
 """Predict before you look: a box that keeps the learner's number, and a sentence that holds it against the answer."""
 
+import contextlib
 import html
+import math
 from typing import Any
 
 import ipywidgets as widgets
@@ -32,7 +34,7 @@ class Prediction(widgets.VBox):
     def __init__(self, key: str, question: str, unit: str, example: str) -> None:
         self.key, self.question, self.unit, self.example = key, question, unit, example
         parse(example, unit)  # an example that is not an answer would be our mistake
-        kept = progress.recall(SECTION, key)
+        kept = recall(key, unit)
         self.box = widgets.Text(
             value=kept["text"] if kept else "",
             placeholder=f"for example {example}",
@@ -51,9 +53,17 @@ class Prediction(widgets.VBox):
         try:
             value = parse(text, self.unit)
         except UnitError as error:
-            self._say(str(error))
+            kept = recall(self.key, self.unit)
+            self._say(f"{error}." + (f" (Still kept: {kept['text']}.)" if kept else ""))
             return
-        progress.keep(SECTION, self.key, {"text": text, "value": value, "unit": self.unit})
+        if value < 0:
+            self._say("A negative answer cannot be right here: type a number above 0.")
+            return
+        try:
+            progress.keep(SECTION, self.key, {"text": text, "value": value, "unit": self.unit})
+        except OSError as error:
+            self._say(f"{show_value(value, self.unit)}, but it could not be kept on this disk: {error}")
+            return
         self._say(f"Kept: {show_value(value, self.unit)}. Now find out.")
 
     def _say(self, text: str) -> None:
@@ -74,17 +84,27 @@ def predict(key: str, question: str, unit: str, example: str) -> Prediction:
 
 def compare(key: str, actual: float, unit: str) -> str:
     """One sentence: the prediction kept under `key` beside the actual value, and the factor between them."""
-    kept = progress.recall(SECTION, key)
+    kept = recall(key, unit)
     answer = f"It is {show_value(actual, unit)}."
-    if not kept or kept.get("unit") != unit:
+    if not kept:
         return f"{answer} (No prediction kept: type one above and run this cell again.)"
     predicted = kept["value"]
-    progress.keep(SECTION, key, {**kept, "actual": actual})
+    with contextlib.suppress(OSError):  # the comparison counts, whether or not it can be kept
+        progress.keep(SECTION, key, {**kept, "actual": actual})
     said = f"You predicted {show_value(predicted, unit)}. {answer}"
-    if predicted <= 0 or actual <= 0:
-        return said
-    factor = predicted / actual
+    factor = predicted / actual if actual > 0 else 0.0
     if 0.95 <= factor <= 1.05:
         return f"{said} Right on."
+    if not 1e-12 < factor < 1e12:
+        return f"{said} That is far off."
     size = factor if factor > 1 else 1 / factor
     return f"{said} Yours is {fmt(size, '', 3)} times too {'large' if factor > 1 else 'small'}."
+
+
+def recall(key: str, unit: str) -> dict[str, Any] | None:
+    """The prediction kept under `key`, if there is a sound one in this unit."""
+    kept = progress.recall(SECTION, key)
+    if not isinstance(kept, dict) or kept.get("unit") != unit or not isinstance(kept.get("text"), str):
+        return None
+    value = kept.get("value")
+    return kept if isinstance(value, (int, float)) and math.isfinite(value) else None

@@ -22,7 +22,7 @@ def load() -> dict[str, Any]:
         kept = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(kept, dict) or not all(isinstance(section, dict) for section in kept.values()):
             raise ValueError("not a table of sections")
-    except FileNotFoundError:
+    except OSError:  # none yet, or nothing that can be read
         return {}
     except ValueError:
         path.replace(path.with_name(f"progress-damaged-{time.time_ns()}.json"))
@@ -41,6 +41,6 @@ def keep(section: str, key: str, value: Any) -> None:
     draft.replace(path)
 
 
-def recall(section: str, key: str) -> Any | None:
+def recall(section: str, key: str) -> Any:
     """The value kept under a key, or None."""
     return load().get(section, {}).get(key)
