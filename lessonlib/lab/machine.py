@@ -26,7 +26,7 @@ from lessonlib.units import fmt
 
 READ_BYTES = 512 * 2**20  # far beyond any cache
 REPEATS = 15
-PAUSE_S = 0.1  # between two runs, so that a moment in which the machine does something else spoils only a few
+PAUSE_S = 0.05  # between two runs, so that a moment in which the machine does something else spoils only a few
 MATMUL_S = 0.2  # a matrix product is made about this long, whatever the machine
 LARGEST_MATRIX = 4096
 
@@ -109,10 +109,10 @@ def _matmul_rate(dtype: torch.dtype) -> tuple[Measured, int]:
 
 
 def _rate(amount: float, work: Callable[[], Any]) -> Measured:
-    """`amount` per second of `work`, over REPEATS runs after one to warm up."""
-    work()
+    """`amount` per second of `work`, over REPEATS runs, each right after one that wakes the cores up."""
     rates = []
     for _ in range(REPEATS):
+        work()
         start = time.perf_counter()
         work()
         rates.append(amount / (time.perf_counter() - start))
