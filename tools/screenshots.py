@@ -34,7 +34,7 @@ def main() -> None:
             page.wait_for_timeout(60)
         page.locator(EXPLORER).first.get_by_label("Show operators").check()
         shoot(page, EXPLORER, "roofline_explorer.png")
-        shoot(page, ".js-plotly-plot:has(.xtitle:text('batch size'))", "measured.png")
+        shoot(page, ".js-plotly-plot:has(.xtitle:text('batch size')) .svg-container", "measured.png")
 
 
 if __name__ == "__main__":
