@@ -17,6 +17,10 @@ from playwright.sync_api import Browser, Page, TimeoutError, sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+CHROMIUM_FILES = (  # where Chrome lies on macOS and Windows, which do not put it on the path
+    "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
+    "C:/Program Files/Google/Chrome/Application/chrome.exe",
+)
 CHROMIUM_OPTIONS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
@@ -26,7 +30,8 @@ RUN_ALL_TIMEOUT_MS = 300_000
 
 def chromium_path() -> str | None:
     """The system's Chromium, or None."""
-    return next(filter(None, map(shutil.which, CHROMIUM_NAMES)), None)
+    found = [path for name in CHROMIUM_NAMES if (path := shutil.which(name))]
+    return next(iter(found + [path for path in CHROMIUM_FILES if Path(path).exists()]), None)
 
 
 @contextlib.contextmanager
