@@ -13,10 +13,17 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lessonlib.accelerators import Accelerator
-from lessonlib.checks import check_choice, check_count, check_number
-from lessonlib.kv_cache import bytes_per_token, cache_bytes, cached_token_layers, summed_token_layers
+from lessonlib.checks import check_count, check_number
+from lessonlib.kv_cache import (
+    attention_flops_per_token_layer,
+    bytes_per_token,
+    cache_bytes,
+    cached_token_layers,
+    kv_shards,
+    prefill_attention_flops,
+    summed_token_layers,
+)
 from lessonlib.models import ModelConfig
-from lessonlib.roofline import attention_flops_per_token_layer, prefill_attention_flops
 from lessonlib.units import fmt
 
 
@@ -90,35 +97,6 @@ def step_time(
         check_number("overhead_s", overhead_s),
         check_number("tokens", tokens, exclusive=True),
     )
-
-
-def kv_shards(model: ModelConfig, num_accelerators: int, split: str = "tensor") -> int:
-    """Over how many accelerators a token's cache is divided: as many as there are KV heads, MLA's not at all.
-
-    Raises ValueError where tensor parallelism cannot divide the heads: the query heads must be a multiple of
-    `num_accelerators`, and of KV heads and accelerators one must be a multiple of the other.
-    """
-    check_choice("split", split, ("tensor", "layer"))
-    if split == "layer" and check_count("num_accelerators", num_accelerators) > model.num_layers:
-        raise ValueError(
-            f"num_accelerators must be at most the {model.num_layers} layers of {model.name}, got {num_accelerators}"
-        )
-    if check_count("num_accelerators", num_accelerators) == 1 or split == "layer":
-        return 1
-    heads, kv_heads = model.num_heads, model.num_kv_heads
-    if heads % num_accelerators:
-        raise ValueError(
-            f"num_accelerators must divide the {heads} query heads of {model.name}, got {num_accelerators}: "
-            f"use {_divisors(heads)}"
-        )
-    if model.kv_lora_rank:
-        return 1
-    if kv_heads % num_accelerators and num_accelerators % kv_heads:
-        raise ValueError(
-            f"num_accelerators must divide the {kv_heads} KV heads of {model.name} or be a multiple of them, "
-            f"got {num_accelerators}"
-        )
-    return min(num_accelerators, kv_heads)
 
 
 def decode_step(
@@ -254,7 +232,3 @@ def check_speed(
         f"{said}: not possible at batch 1. Look for a smaller file than stated, GiB read as GB, several "
         "requests or prompt tokens counted, or speculative decoding.",
     )
-
-
-def _divisors(n: int) -> str:
-    return ", ".join(str(d) for d in range(1, n + 1) if n % d == 0)

@@ -14,7 +14,13 @@ import numpy as np
 
 from lessonlib.accelerators import Accelerator
 from lessonlib.checks import check_count, check_number, check_values
-from lessonlib.kv_cache import bytes_per_token, cache_bytes, cached_token_layers, summed_token_layers
+from lessonlib.kv_cache import (
+    attention_flops_per_token_layer,
+    bytes_per_token,
+    cache_bytes,
+    cached_token_layers,
+    prefill_attention_flops,
+)
 from lessonlib.models import ModelConfig, effective_bits
 
 ACTIVATION_BYTES = 2  # activations are kept in 16 bits
@@ -142,24 +148,6 @@ def training_operators(model: ModelConfig, batch_size: int = 1, seq_len: int = 2
         Operator(op.name, 3 * op.flops, 3 * op.weight_bytes, 0.0, 3 * (op.activation_bytes + op.kv_bytes))
         for op in forward
     ]
-
-
-def attention_flops_per_token_layer(model: ModelConfig, absorbed: bool = True) -> float:
-    """FLOPs with which one new token attends to one cached token in one layer: a score and a weighted sum per head.
-
-    MLA in decode works on the compressed vectors themselves (`absorbed`), in prefill on the expanded heads.
-    """
-    if not model.kv_lora_rank:
-        return 4 * model.num_heads * model.head_dim
-    if absorbed:
-        return 2 * model.num_heads * (2 * model.kv_lora_rank + model.qk_rope_head_dim)
-    return 2 * model.num_heads * (model.qk_nope_head_dim + model.qk_rope_head_dim + model.v_head_dim)
-
-
-def prefill_attention_flops(model: ModelConfig, prompt_len: int) -> float:
-    """Attention FLOPs of one prompt: token t attends to t tokens, or to its window, in every layer."""
-    pairs = summed_token_layers(model, check_count("prompt_len", prompt_len))
-    return attention_flops_per_token_layer(model, absorbed=False) * pairs
 
 
 def _operators(

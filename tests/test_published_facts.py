@@ -4,9 +4,10 @@ import csv
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from lessonlib import kv_cache, latency, roofline
+from lessonlib import kv_cache, latency, paging, roofline
 from lessonlib.accelerators import Accelerator, get_accelerator
 from lessonlib.models import ModelConfig, get_model
 
@@ -32,6 +33,106 @@ V5E = Accelerator(key="v5e", name="TPU v5e", memory_bandwidth=8.1e11, peak_flops
 def test_kv_bytes_per_token(fact, key, expected):
     assert kv_cache.bytes_per_token(get_model(key)) == expected
     assert kv_cache.cache_bytes(get_model(key), context_len=1) == expected
+
+
+@pytest.mark.parametrize(
+    ("fact", "key", "kv_bits", "mebibytes"),
+    [
+        ("F8", "llama-3.1-8b", 16, 256),  # llama.cpp's start-up logs; Llama 3 has the shape of Llama 3.1
+        ("F8", "llama-3.1-70b", 16, 640),
+        ("F8", "mixtral-8x7b", 16, 256),
+        ("F9", "llama-3.2-1b", 16, 64),  # tetherto/qvac PR 1159: f16, q8_0, q4_0
+        ("F9", "llama-3.2-1b", 8.5, 34),
+        ("F9", "llama-3.2-1b", 4.5, 18),
+    ],
+)
+def test_llama_cpp_caches_of_2048_tokens(fact, key, kv_bits, mebibytes):
+    assert kv_cache.cache_bytes(get_model(key), 2048, kv_bits=kv_bits) == mebibytes * 2**20
+
+
+def test_f17_shares_of_memory_in_use():
+    # The paper's figure 2: Orca 20.4, 26.8 and 38.2 %, paged 96.3 %. It ran traces; ours is drawn, so: order and shape.
+    rng = np.random.default_rng(0)
+    prompts = np.clip(rng.lognormal(4.5, 1.0, 500), 4, 1000).astype(int)
+    outputs = np.clip(rng.lognormal(5.3, 0.8, 500), 4, 1000).astype(int)
+    shares = [paging.share_in_use(prompts, outputs, policy) for policy in paging.RESERVATIONS]
+    assert shares == sorted(shares)
+    assert shares[0] < 0.3 and shares[-1] > 0.95
+    assert kv_cache.paging_waste(prompts + outputs, 16).max() <= 15
+
+
+def engine_log(row_id: str) -> dict[str, str]:
+    with (DATA / "engine_logs.csv").open(encoding="utf-8", newline="") as file:
+        return next(row for row in csv.DictReader(file) if row["id"] == row_id)
+
+
+# What each engine logged about its cache: blocks of 16 tokens (or tokens), from a budget printed to 3 or 4 digits.
+LOGGED_BLOCKS = [
+    # row, model, KV bits, tensor parallel, GiB logged, its last digit, blocks
+    ("L1", "llama-3.1-8b", 16, 1, 3.81, 0.01, 1952),
+    ("L2", "llama-3.1-8b", 16, 1, 2.89, 0.01, 1478),
+    ("L4", "llama-3.1-8b", 16, 2, 4.55, 0.01, 4660),
+    ("L5", "qwen3-30b-a3b", 8, 1, 10.55, 0.01, 230_528 / 16),
+    ("L10", "llama-3.1-8b", 16, 1, 5.055, 0.001, 2588),
+    ("L11", "qwen3-4b", 16, 1, 12116 / 1024, 1 / 1024, 5385),
+]
+
+
+@pytest.mark.parametrize(("row", "key", "kv_bits", "ranks", "gib", "digit", "logged"), LOGGED_BLOCKS)
+def test_blocks_that_engines_logged(row, key, kv_bits, ranks, gib, digit, logged):
+    assert float(engine_log(row)["kv_gib"].split()[0]) == pytest.approx(gib, abs=digit)
+    fewest, most = (
+        kv_cache.num_blocks(get_model(key), (gib + side * digit / 2) * 2**30, 16, kv_bits, ranks) for side in (-1, 1)
+    )
+    assert fewest <= logged <= most
+    assert most - fewest < 0.005 * logged  # the logs pin it down
+
+
+def test_l1_the_budget_that_the_log_adds_up_to():
+    row = engine_log("L1")
+    budget = float(row["total_gib"]) * float(row["utilization"]) - 17.06 - float(row["other_gib"])
+    assert kv_cache.num_blocks(get_model("llama-3.1-8b"), budget * 2**30) == pytest.approx(1952, abs=3)
+    assert kv_cache.blocks(20_000) * 1.56 == pytest.approx(1952, rel=0.005)  # "1.56x at 20,000 tokens"
+
+
+@pytest.mark.parametrize(("tokens", "max_len", "logged"), [(1478 * 16, 29_000, 0.82), (4660 * 16, 40_000, 1.86),
+                                                            (230_528, 100_000, 2.31), (127_626 * 16, 2048, 997.08)],
+                         ids=["L2", "L4", "L5", "L12"])  # fmt: skip
+def test_concurrency_is_tokens_over_length(tokens, max_len, logged):
+    assert tokens / max_len == pytest.approx(logged, abs=0.006)
+
+
+def test_l4_one_token_on_one_of_two_ranks():
+    assert kv_cache.rank_bytes_per_token(get_model("llama-3.1-8b"), tensor_parallel=2) == 64 * 2**10
+
+
+def test_l6_the_stage_with_more_layers_decides():
+    model = get_model("qwen3-30b-a3b")  # Qwen3-Coder-30B-A3B has its shape
+    tokens = 262_144
+    whole, first, second = (
+        kv_cache.rank_bytes_per_token(model, num_layers=layers) * tokens / 2**30 for layers in (48, 16, 32)
+    )
+    assert (whole, first, second) == (24.0, 8.0, 16.0)
+    assert kv_cache.longest_context(model, 3.18 * 2**30) == pytest.approx(34_736, rel=0.002)  # the engine's estimate
+
+
+def test_l10_activations_are_not_free():
+    model = get_model("llama-3.1-8b")
+    without = kv_cache.num_blocks(model, 0.9 * 24 * 2**30 - model.weight_bytes()) * 16
+    assert without == pytest.approx(54_400, rel=0.01)
+    assert without > 1.3 * 41_408
+
+
+def test_l11_bytes_of_a_block():
+    assert 16 * kv_cache.bytes_per_token(get_model("qwen3-4b")) == 2.25 * 2**20
+
+
+def test_l13_one_request_and_a_figure_28_times_too_high():
+    model = get_model("qwen2.5-7b")
+    assert kv_cache.bytes_per_token(model) == 57_344
+    assert f"{kv_cache.cache_bytes(model, 3072) / 2**30:.2f}" == "0.16"
+    query_heads_for_kv_heads = model.num_heads / model.num_kv_heads
+    assert 57_344 * query_heads_for_kv_heads * 4 == 1_605_632  # 7x: query heads; 4x: bits used as bytes
 
 
 @pytest.mark.parametrize(("bits", "batch"), [(16, 240), (8, 120), (4, 60)])

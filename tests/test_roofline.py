@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lessonlib import roofline
+from lessonlib import kv_cache, roofline
 from lessonlib.accelerators import Accelerator, get_accelerator
-from lessonlib.kv_cache import cache_bytes
 from lessonlib.models import get_model, list_models
 
 TEXTBOOK = Accelerator(key="t", name="Textbook", memory_bandwidth=2.0e12, peak_flops={"bf16": 312e12})
@@ -44,7 +43,7 @@ def test_decode_operators_add_up_to_the_step(key, batch_size):
     model = get_model(key)
     whole = roofline.total(roofline.decode_operators(model, batch_size, context_len=100, weight_bits=8))
     assert whole.weight_bytes == pytest.approx(model.streamed_weight_bytes(8, num_tokens=batch_size), rel=1e-12)
-    assert whole.kv_bytes == cache_bytes(model, 100, batch_size)
+    assert whole.kv_bytes == kv_cache.cache_bytes(model, 100, batch_size)
     linear = roofline.total(roofline.decode_operators(model, batch_size, context_len=0))
     assert linear.flops == pytest.approx(2 * batch_size * model.matmul_params, rel=1e-12)
 
@@ -64,14 +63,14 @@ def test_prefill_attention_is_the_sum_over_positions():
     decode = sum(
         {op.name: op for op in roofline.decode_operators(LLAMA, context_len=t)}["attention"].flops for t in range(1, 33)
     )
-    assert roofline.prefill_attention_flops(LLAMA, 32) == decode
+    assert kv_cache.prefill_attention_flops(LLAMA, 32) == decode
 
 
 def test_prefill_attention_with_a_window():
     model = get_model("gpt-oss-20b")  # half of its 24 layers look back 128 tokens
     per_pair = 4 * 64 * 64
     full, windowed = sum(range(1, 301)), sum(min(t, 128) for t in range(1, 301))
-    assert roofline.prefill_attention_flops(model, 300) == per_pair * 12 * (full + windowed)
+    assert kv_cache.prefill_attention_flops(model, 300) == per_pair * 12 * (full + windowed)
 
 
 def test_decode_hardly_moves_prefill_and_training_cross_the_ridge():
