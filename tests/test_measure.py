@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from lessonlib.lab import fit_overhead, measure_decode, measure_machine, measure_prefill
+from lessonlib.lab import fit_overhead, measure_decode, measure_generation, measure_machine, measure_prefill
 from lessonlib.lab.machine import _path
 
 
@@ -45,6 +45,19 @@ def test_prefill_is_measured(pretrained):
     short, long = measure_prefill(model, prompt_lens=(1, 128), repeats=3)
     assert 0 < short.low_s <= short.seconds <= short.high_s < long.seconds
     assert long.tokens_per_s > short.tokens_per_s
+
+
+def test_generation_is_measured(pretrained):
+    model, _ = pretrained
+    with_cache, without = (measure_generation(model, (16, 256), used, new_tokens=2) for used in (True, False))
+    assert [t.context_len for t in without] == [17, 257]
+    assert all(0 < t.low_s <= t.seconds <= t.high_s for t in with_cache + without)
+    assert without[1].seconds > 2 * without[0].seconds  # everything is read again
+    assert with_cache[1].seconds < without[1].seconds / 2
+    with pytest.raises(ValueError, match="context_len"):
+        measure_generation(model, (0,))
+    with pytest.raises(ValueError, match="new_tokens"):
+        measure_generation(model, (8,), new_tokens=0)
 
 
 def test_overhead_is_the_mean_difference():

@@ -5,8 +5,9 @@ share a KV head, D head size, E hidden size.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -75,20 +76,24 @@ class RMSNorm:
 
 
 class KVCache:
-    """Keys and values of the tokens so far, in memory taken once: shape (layers, 2, B, K, max_len, D)."""
+    """Keys and values of the tokens so far, in one piece of memory of shape (layers, 2, B, K, room, D).
 
-    def __init__(self, config: LlamaConfig, batch_size: int, max_len: int, dtype: torch.dtype = torch.float32) -> None:
-        if batch_size < 1 or not 1 <= max_len <= config.max_context:
+    `room` is how many tokens it is made for. It doubles when they are too few, up to the model's longest context.
+    """
+
+    def __init__(self, config: LlamaConfig, batch_size: int, room: int, dtype: torch.dtype = torch.float32) -> None:
+        if batch_size < 1 or not 1 <= room <= config.max_context:
             raise ValueError(
-                f"batch_size must be at least 1 and max_len 1 to {config.max_context}, got {batch_size} and {max_len}"
+                f"batch_size must be at least 1 and room 1 to {config.max_context}, got {batch_size} and {room}"
             )
-        shape = (config.num_layers, 2, batch_size, config.num_kv_heads, max_len, config.head_dim)
+        shape = (config.num_layers, 2, batch_size, config.num_kv_heads, room, config.head_dim)
         self.values = torch.zeros(shape, dtype=dtype)
+        self.max_len = config.max_context
         self.length = 0
 
     @property
-    def max_len(self) -> int:
-        """Tokens there is room for."""
+    def room(self) -> int:
+        """Tokens that fit before more memory is taken."""
         return self.values.shape[-2]
 
     @property
@@ -99,11 +104,14 @@ class KVCache:
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Write new keys and values (B, K, L, D) behind the old; return all of them (B, K, S, D).
 
-        Raises ValueError where they do not fit.
+        Raises ValueError where they are more than the context.
         """
         end = self.length + k.shape[2]
         if end > self.max_len:
-            raise ValueError(f"the cache has room for {self.max_len} tokens, {end} were to be kept")
+            raise ValueError(f"the cache keeps up to {self.max_len} tokens, {end} were to be kept")
+        if end > self.room:
+            more = min(max(2 * self.room, end), self.max_len) - self.room
+            self.values = F.pad(self.values, (0, 0, 0, more))
         keys, values = self.values[layer]
         keys[:, :, self.length : end] = k
         values[:, :, self.length : end] = v
@@ -221,31 +229,49 @@ class Llama:
         return mask.repeat(*[1] * (mask.dim() - 2), self.config.num_heads // self.config.num_kv_heads, 1)
 
 
+def stream(model: Llama, prompts: Sequence[Sequence[int]], use_cache: bool = True) -> Iterator[Tensor]:
+    """The likeliest next token of each prompt, then the next, without end: token ids (B, 1) at a time.
+
+    With a cache the model is given the new tokens only; without, everything so far, again and again. Raises ValueError
+    for no prompts, an empty prompt, or (when it comes to that) more tokens than the model's context holds.
+    """
+    if not prompts or not all(len(prompt) for prompt in prompts):
+        raise ValueError("prompts must hold at least one prompt, and each at least one token")
+    longest = max(map(len, prompts))
+    missing = torch.tensor([longest - len(prompt) for prompt in prompts])
+    padding = missing if missing.any() else None
+    so_far = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
+    room = min(longest + 64, model.config.max_context)
+    cache = KVCache(model.config, len(prompts), room, model.dtype) if use_cache else None
+    new = so_far
+    while True:
+        new = model(new if use_cache else so_far, cache, padding).argmax(dim=-1)  # (B, 1)
+        so_far = torch.cat([so_far, new], dim=1)
+        yield new
+
+
 def generate(
-    model: Llama, prompts: Sequence[Sequence[int]], max_new_tokens: int, eos_id: int | None = None
+    model: Llama,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    eos_id: int | None = None,
+    use_cache: bool = True,
 ) -> list[list[int]]:
-    """The likeliest continuation of each prompt (token ids), all decoded as one batch.
+    """The likeliest continuation of each prompt (token ids), all decoded as one batch, with or without a KV cache.
 
     Each ends after `max_new_tokens`, or with `eos_id`. Raises ValueError for no prompts, an empty prompt, or more
     tokens than the model's context holds.
     """
-    if not prompts or not all(len(prompt) for prompt in prompts):
-        raise ValueError("prompts must hold at least one prompt, and each at least one token")
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
-    longest = max(map(len, prompts))
+    longest = max(map(len, prompts), default=0)
     if longest + max_new_tokens > model.config.max_context:
         raise ValueError(
             f"a prompt of {longest} tokens and {max_new_tokens} new ones are more than the context, "
             f"{model.config.max_context}"
         )
-    missing = torch.tensor([longest - len(prompt) for prompt in prompts])
-    tokens = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
-    padding = missing if missing.any() else None
-    cache = KVCache(model.config, len(prompts), longest + max_new_tokens, model.dtype)
     outputs: list[list[int]] = [[] for _ in prompts]
-    for _ in range(max_new_tokens):
-        tokens = model(tokens, cache, padding).argmax(dim=-1)  # (B, 1)
+    for tokens in islice(stream(model, prompts, use_cache), max_new_tokens):
         for output, token in zip(outputs, tokens[:, 0].tolist(), strict=True):
             if not output or output[-1] != eos_id:
                 output.append(token)

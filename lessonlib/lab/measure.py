@@ -10,7 +10,7 @@ import torch
 from tqdm.auto import tqdm
 
 from lessonlib.checks import check_count, check_values
-from lessonlib.lab.llama import KVCache, Llama
+from lessonlib.lab.llama import KVCache, Llama, stream
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,49 @@ def measure_prefill(
 
             times = _times(prefill, repeats)
             results.append(PrefillTime(prompt_len, statistics.median(times), min(times), max(times)))
+    return results
+
+
+@dataclass(frozen=True)
+class TokenTime:
+    """The time of one new token behind `context_len` others, with the fastest and the slowest."""
+
+    context_len: int
+    """tokens before the new one, on average over those timed"""
+    seconds: float
+    low_s: float
+    high_s: float
+
+
+def measure_generation(
+    model: Llama,
+    context_lens: Sequence[int] = (64, 128, 256, 512, 1024),
+    use_cache: bool = True,
+    new_tokens: int = 3,
+) -> list[TokenTime]:
+    """Generate after prompts of these lengths (tokens), with or without a KV cache, and time each new token.
+
+    The first token, which both ways comes from reading the prompt, is made but not timed. Raises ValueError for a
+    length or a number of tokens below 1.
+    """
+    for context_len in context_lens:
+        check_count("context_len", context_len)
+    check_count("new_tokens", new_tokens)
+    results = []
+    named = f"generating {'with' if use_cache else 'without'} a cache"
+    with tqdm(total=sum(context_lens) * (new_tokens + 1), desc=named, unit="token of context", leave=False) as bar:
+        for context_len in context_lens:
+            tokens = stream(model, _tokens(model, 1, context_len).tolist(), use_cache)
+            next(tokens)
+            bar.update(context_len)
+            times = []
+            for _ in range(new_tokens):
+                start = time.perf_counter()
+                next(tokens)
+                times.append(time.perf_counter() - start)
+                bar.update(context_len)
+            middle = context_len + (new_tokens + 1) // 2
+            results.append(TokenTime(middle, statistics.median(times), min(times), max(times)))
     return results
 
 
