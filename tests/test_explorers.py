@@ -4,17 +4,20 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from lessonlib import roofline
+from lessonlib import kv_cache, roofline
 from lessonlib.accelerators import Accelerator, get_accelerator
 from lessonlib.explorers import base
-from lessonlib.explorers.measured import Point, roofline_picture, times_picture
+from lessonlib.explorers.kv_growth import CURVE, KVGrowthExplorer
+from lessonlib.explorers.measured import Point, compared_times_picture, roofline_picture, times_picture
+from lessonlib.explorers.pictures import blocks_picture, lines_picture
 from lessonlib.explorers.roofline import RooflineExplorer, Setting, roofline_figure, update_roofline_figure
-from lessonlib.models import get_model
+from lessonlib.models import ModelConfig, get_model
+from lessonlib.paging import BlockTable
 
 MACHINE = Accelerator(key="m", name="This machine", memory_bandwidth=30e9, peak_flops={"fp32": 2e11}, source="measured")
 
 
-def messages(explorer: RooflineExplorer) -> list[str]:
+def messages(explorer: base.Explorer) -> list[str]:
     """Every message the figure sends to the browser from now on, as it is sent."""
     sent: list[str] = []
     for name in ("_py2js_update", "_py2js_restyle", "_py2js_relayout", "_py2js_addTraces", "_py2js_deleteTraces"):
@@ -143,3 +146,111 @@ def test_measured_beside_predicted():
         roofline_picture(MACHINE, "fp32", [("none", 0, 1e9)], (0.1, 1e4))
     roof = roofline_picture(MACHINE, "fp32", [("decode", 0.5, 9e9)], (0.1, 1e4))
     assert "decode reaches 9 GFLOP/s, 60% of its roof" in repr(roof)
+
+
+@pytest.mark.parametrize(
+    ("control", "value"),
+    [
+        ("context_len", 32768),
+        ("batch_size", 64),
+        ("kv_bits", 8),
+        ("weight_bits", 4),
+        ("model", "gemma-3-27b"),
+        ("accelerator", "L4"),
+    ],
+)
+def test_kv_growth_each_control_is_one_message(control, value):
+    explorer = KVGrowthExplorer()
+    before, said, sent = explorer.figure.to_json(), explorer.readout, messages(explorer)
+    explorer.controls[control].value = value
+    assert len(sent) == 1
+    assert explorer.readout != said
+    assert explorer.figure.to_json() != before
+
+
+def trace(explorer: KVGrowthExplorer, index: int) -> np.ndarray:
+    return np.array(explorer.figure.data[index].y)
+
+
+def test_kv_growth_draws_the_library_s_numbers():
+    explorer = KVGrowthExplorer(model="gemma-3-27b", batch_size=16, kv_bits=8.5)
+    model = get_model("gemma-3-27b")
+    assert np.array_equal(trace(explorer, 0), kv_cache.cache_growth(model, CURVE, 16, 8.5))
+    slopes = np.diff(np.log(trace(explorer, 0))) / np.diff(np.log(CURVE))
+    assert slopes[0] == pytest.approx(1) and slopes.min() < 0.6  # it bends at the window
+    for index, name in enumerate(("MHA", "GQA", "MLA", "MQA", "windowed"), 1):
+        variant = kv_cache.attention_variants(model)[name]
+        assert np.array_equal(trace(explorer, index), kv_cache.cache_growth(variant, CURVE, 16, 8.5))
+    here, end = explorer.figure.data[-2:]
+    assert here.y[0] == kv_cache.cache_bytes(model, 8192, 16, 8.5)
+    budget = 80e9 - model.weight_bytes()
+    assert end.x[0] == kv_cache.longest_context(model, budget, 16, 8.5) and end.y[0] == budget
+
+
+def test_kv_growth_says_what_fits_and_what_does_not():
+    assert KVGrowthExplorer().readout == (
+        "Llama 3.1 8B (GQA, 8 KV heads for 32 query heads) adds 131.1 kB per token. 4 requests of 8,192 tokens keep "
+        "4.29 GB, beside 16.1 GB of weights in the 80 GB of A100 80GB SXM. Memory ends at 121,954 tokens each. At "
+        "8,192 tokens 59 requests fit."
+    )
+    too_large = KVGrowthExplorer(model="llama-3.1-405b").readout
+    assert "The weights alone do not fit: they are 732 GB too large." in too_large and "-" not in too_large
+    none_fits = KVGrowthExplorer(model="llama-2-7b", accelerator="T4", context_len=8192, batch_size=1)
+    assert "Not one request of 8,192 tokens fits: 1.77 GB are missing." in none_fits.readout
+    assert "made for 4,096 tokens at most" in none_fits.readout
+    never = KVGrowthExplorer(model="mistral-7b-v0.1")
+    assert "Memory never ends" in never.readout and never.figure.data[-1].name == "no end"
+    assert "All its layers look back 4,096 tokens only." in never.readout
+    assert "576 values a token and layer" in KVGrowthExplorer(model="deepseek-v3").readout
+
+
+def test_kv_growth_table_and_a_model_of_one_s_own():
+    mine = ModelConfig(name="Mine", num_layers=2, hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=16,
+                       intermediate_size=128, vocab_size=100, max_context=1000)  # fmt: skip
+    explorer = KVGrowthExplorer(model=mine)
+    assert explorer.readout.startswith("Mine (GQA, 2 KV heads for 4 query heads) adds 256 B per token.")
+    explorer._show_table.value = True
+    table = explorer._table_box.value
+    assert "<th scope='row'" in table and "131,072 tokens" in table and "windowed" in table
+    assert all(control.description for control in explorer.controls.values())
+    assert all(" " in text for text in explorer.figure.layout.yaxis.ticktext)  # 10 MB: a number and its unit
+    with pytest.raises(ValueError, match="must say how much memory it has"):
+        KVGrowthExplorer(machine=MACHINE)
+    with pytest.raises(ValueError, match="batch_size must be one of 1, 2, 3"):
+        explorer.set(batch_size=-1)
+
+
+def test_two_kinds_of_work_in_one_picture():
+    slow, fast = [Point(64, 0.2, 0.1, 0.3, 0.15)], [Point(64, 0.03, 0.02, 0.04, 0.017)]
+    picture = compared_times_picture({"without a cache": slow, "with a cache": fast}, "context (tokens)")
+    assert [trace.name for trace in picture.figure.data] == [
+        "without a cache, predicted", "without a cache, measured", "with a cache, predicted", "with a cache, measured",
+    ]  # fmt: skip
+    assert repr(picture) == (
+        "Context (tokens). without a cache, 64: 200 ms measured, 150 ms predicted; "
+        "with a cache, 64: 30 ms measured, 17 ms predicted."
+    )
+    with pytest.raises(ValueError, match="at least one measurement"):
+        compared_times_picture({"without a cache": slow, "with a cache": []}, "x")
+
+
+def test_lines():
+    picture = lines_picture([1, 2, 4], {"paged": [1, 0.9, 0.8], "other": [0.2] * 3}, "block size", "use", "", True)
+    assert repr(picture) == "Block size from 1 to 4: paged from 100.0% to 80.0%; other from 20.0% to 20.0%."
+    assert picture.figure.data[0].y[1] == 90
+    assert len({(trace.line.dash, trace.marker.symbol) for trace in picture.figure.data}) == 2
+    growing = lines_picture([1, 10], {"a": [1e6, 1e9]}, "tokens", "size", "B")
+    assert "a from 1 MB to 1 GB" in repr(growing) and growing.figure.layout.yaxis.type == "log"
+    with pytest.raises(ValueError, match="lines must hold 1 to 5"):
+        lines_picture([1], {}, "x", "y", "B")
+
+
+def test_blocks_name_their_users_and_their_order():
+    table = BlockTable(8, 4)
+    table.append("A", 6)
+    table.fork("A", "B")
+    table.append("B", 3)
+    picture = blocks_picture(table, columns=4)
+    labels = [annotation.text for annotation in picture.figure.layout.annotations]
+    assert labels == ["A+B<br>1", "A<br>2", "B<br>2", "B<br>3", "free", "free", "free", "free"]
+    assert repr(picture) == "A (6 tokens) in blocks 0, 1; B (9 tokens) in blocks 0, 2, 3; 4 of 8 blocks are free."

@@ -26,6 +26,7 @@ CHROMIUM_OPTIONS = [
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
 RUN_ALL_TIMEOUT_MS = 300_000
+EXPLORER = ".lessonlib-explorer"
 
 
 def chromium_path() -> str | None:
@@ -105,3 +106,32 @@ def run_all(page: Page) -> None:
         timeout=RUN_ALL_TIMEOUT_MS,
     )
     page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=RUN_ALL_TIMEOUT_MS)
+
+
+def explorer_state(page: Page) -> tuple[str, str, bytes]:
+    """What the page's first explorer shows: its points, its sentence, its pixels."""
+    explorer = page.locator(EXPLORER).first
+    picture = explorer.locator(".js-plotly-plot")
+    points = picture.evaluate(
+        "plot => JSON.stringify(plot._fullData.map(trace => [Array.from(trace.x || []), Array.from(trace.y || [])]))"
+    )
+    return points, explorer.locator("[role=status]").inner_text(), picture.screenshot()
+
+
+def press_slider(page: Page, name: str, key: str) -> None:
+    """Move a slider of the first explorer by one key; raises AssertionError unless everything it shows changes."""
+    points, said, picture = explorer_state(page)
+    handle = page.locator(EXPLORER).first.get_by_role("slider", name=name)
+    value = handle.get_attribute("aria-valuetext")
+    handle.focus()
+    page.keyboard.press(key)
+    page.wait_for_function(
+        "([selector, said]) => document.querySelector(selector + ' [role=status]').innerText !== said",
+        arg=[EXPLORER, said],
+    )
+    page.wait_for_timeout(300)
+    now = explorer_state(page)
+    assert now[0] != points and now[1] != said and now[2] != picture
+    assert handle.get_attribute("aria-valuetext") != value
+    label = page.locator(f"{EXPLORER} .js-plotly-plot").first.get_attribute("aria-label")
+    assert label == now[1]

@@ -32,6 +32,10 @@ FIGURE_SIZE = {"width": 820, "height": 460}
 CAPTION_COLUMNS = 108
 FEWEST_TICKS = 4
 
+# What the sliders offer.
+BATCH_SIZES = [*range(1, 17), 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512]
+CONTEXT_LENGTHS = [16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072]
+
 
 def new_figure(x_title: str, y_title: str, **layout: Any) -> go.Figure:
     """An empty figure in the course's frame, with a title (and so a unit) on both axes."""
@@ -146,6 +150,17 @@ def accessible_names() -> list[widgets.Widget]:
     except ImportError:
         return []
     return [anywidget.AnyWidget(_esm=_ACCESSIBLE_NAMES)]
+
+
+def slider(description: str, options: list, value: float) -> widgets.SelectionSlider:
+    """A slider over a list of numbers, which it shows with thousands set apart."""
+    labeled = [(f"{option:,}", option) for option in options]
+    return widgets.SelectionSlider(options=labeled, value=value, description=description, continuous_update=True)
+
+
+def hover_source(source: str) -> str:
+    """Where a figure comes from, broken into lines for the box that follows the pointer."""
+    return "<br>".join(wrap(f"source: {source}", 60))
 
 
 def table_html(header: list[str], rows: list[list[str]], caption: str) -> str:

@@ -1,6 +1,6 @@
 """Pictures of what was measured beside what was predicted."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,14 +29,9 @@ def times_picture(points: Sequence[Point], x_title: str, overhead_s: float = 0.0
 
     Raises ValueError for no points or times that are not finite.
     """
-    if not points:
-        raise ValueError("points must hold at least one measurement")
     check_number("overhead_s", overhead_s)
-    x = check_values("x", [p.x for p in points])
-    measured, predicted, low, high = (
-        check_values(name, [getattr(p, name) for p in points]) for name in ("seconds", "predicted_s", "low_s", "high_s")
-    )
-    figure = base.new_figure(x_title, "time", legend={"x": 0.02, "y": 0.98, "bgcolor": "rgba(255,255,255,0.8)"})
+    figure = _times_figure({"": points}, x_title)
+    x, predicted = [p.x for p in points], np.array([p.predicted_s for p in points])
     figure.add_scatter(
         x=x, y=predicted, name="predicted by the roofline", mode="lines", line={"color": base.BLUE, "width": 3}
     )
@@ -48,26 +43,65 @@ def times_picture(points: Sequence[Point], x_title: str, overhead_s: float = 0.0
             mode="lines",
             line={"color": base.ORANGE, "width": 3, "dash": "dash"},
         )
-    spread = {"type": "data", "symmetric": False, "array": high - measured, "arrayminus": measured - low}
-    figure.add_scatter(
-        x=x,
-        y=measured,
-        name="measured here",
-        mode="markers",
-        marker={"color": base.RED, "size": 11, "symbol": "diamond"},
-        error_y=spread,
-    )
-    everything = np.concatenate([predicted, predicted + overhead_s, low, high])
-    limits = (float(everything.min()) / 1.6, float(everything.max()) * 3)
+    _add_measured(figure, points, "measured here", base.RED, "diamond")
+    return base.Picture(figure, f"{x_title.capitalize()}: {_times_in_words(points)}.")
+
+
+def compared_times_picture(series: Mapping[str, Sequence[Point]], x_title: str) -> base.Picture:
+    """Two kinds of work in one picture, such as with and without a cache: measured and predicted times of each.
+
+    Raises ValueError as `times_picture` does.
+    """
+    figure = _times_figure(series, x_title)
+    styles = ((base.RED, "diamond", "solid"), (base.BLUE, "circle", "dash"))
+    for (name, points), (color, symbol, dash) in zip(series.items(), styles, strict=True):
+        figure.add_scatter(
+            x=[p.x for p in points],
+            y=[p.predicted_s for p in points],
+            name=f"{name}, predicted",
+            mode="lines",
+            line={"color": color, "width": 3, "dash": dash},
+        )
+        _add_measured(figure, points, f"{name}, measured", color, symbol)
+    said = "; ".join(f"{name}, {_times_in_words(points)}" for name, points in series.items())
+    return base.Picture(figure, f"{x_title.capitalize()}. {said}.")
+
+
+def _times_figure(series: Mapping[str, Sequence[Point]], x_title: str) -> go.Figure:
+    """Axes that hold all times of all series, and nothing on them yet."""
+    if not series or not all(series.values()):
+        raise ValueError("points must hold at least one measurement")
+    points = [point for one in series.values() for point in one]
+    x = check_values("x", [p.x for p in points])
+    names = ("seconds", "predicted_s", "low_s", "high_s")
+    everything = np.concatenate([check_values(name, [getattr(p, name) for p in points]) for name in names])
+    figure = base.new_figure(x_title, "time", legend={"x": 0.02, "y": 0.98, "bgcolor": "rgba(255,255,255,0.8)"})
+    room_for_legend = 3 ** len(series)
+    limits = (float(everything.min()) / 1.6, float(everything.max()) * room_for_legend)
     base.log_ticks(figure.layout.yaxis, limits, "s")
     figure.update_yaxes(range=np.log10(limits).tolist())
-    figure.update_xaxes(type="log", tickvals=x, ticktext=[fmt(value) for value in x])
-    return base.Picture(figure, _times_in_words(points, x_title))
+    return figure.update_xaxes(type="log", tickvals=x, ticktext=[fmt(value) for value in x])
 
 
-def _times_in_words(points: Sequence[Point], x_title: str) -> str:
+def _add_measured(figure: go.Figure, points: Sequence[Point], name: str, color: str, symbol: str) -> None:
+    figure.add_scatter(
+        x=[p.x for p in points],
+        y=[p.seconds for p in points],
+        name=name,
+        mode="markers",
+        marker={"color": color, "size": 11, "symbol": symbol},
+        error_y={
+            "type": "data",
+            "symmetric": False,
+            "array": [p.high_s - p.seconds for p in points],
+            "arrayminus": [p.seconds - p.low_s for p in points],
+        },
+    )
+
+
+def _times_in_words(points: Sequence[Point]) -> str:
     said = [f"{fmt(p.x)}: {fmt(p.seconds, 's', 3)} measured, {fmt(p.predicted_s, 's', 3)} predicted" for p in points]
-    return f"{x_title.capitalize()}: " + "; ".join(said) + "."
+    return "; ".join(said)
 
 
 def roofline_picture(

@@ -12,12 +12,9 @@ from lessonlib import latency, roofline
 from lessonlib.accelerators import Accelerator, get_accelerator, list_accelerators
 from lessonlib.explorers import base
 from lessonlib.kv_cache import cache_bytes
-from lessonlib.models import ModelConfig, get_model, list_models
+from lessonlib.models import WEIGHT_BITS, ModelConfig, get_model, list_models
 from lessonlib.units import fmt
 
-BATCH_SIZES = [*range(1, 17), 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512]
-CONTEXT_LENGTHS = [16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072]
-WEIGHT_BITS = [2, 3, 4, 6, 8, 16, 32]
 KV_BITS = [4, 8, 16, 32]
 PHASES = {  # name: color, marker, where its label goes
     "decode": (base.BLUE, "circle", "bottom right"),
@@ -109,7 +106,7 @@ def _draw_roof(figure: go.Figure, setting: Setting) -> None:
     ridge, peak = roofline.ridge_point(accelerator, dtype), accelerator.peak(dtype)
     corners = np.array([INTENSITY_RANGE[0], ridge, INTENSITY_RANGE[1]])
     heights = roofline.attainable_flops_per_s(corners, accelerator, dtype)
-    source = "<br>".join(base.wrap(f"source: {accelerator.source}", 60))
+    source = base.hover_source(accelerator.source)
     said = f"{fmt(accelerator.memory_bandwidth, 'B/s')} of memory bandwidth, {fmt(peak, 'FLOP/s')} at most"
     roof, ridge_line = figure.data[0], figure.data[1]
     roof.x, roof.y, roof.customdata = corners, heights, [f"{accelerator.name}<br>{said}<br>{source}"] * 3
@@ -129,7 +126,7 @@ def _place(trace: Any, operators: list[roofline.Operator], setting: Setting) -> 
 
 def _hover(op: roofline.Operator, setting: Setting) -> str:
     parts = [f"{fmt(size, 'B')} of {kind}" for kind, size in _bytes_by_kind(op).items() if size]
-    source = "<br>".join(base.wrap(f"source: {setting.model.source}", 60))
+    source = base.hover_source(setting.model.source)
     return (
         f"<b>{op.name}</b>, {setting.model.name}<br>{fmt(op.flops, 'FLOP')} over {fmt(op.num_bytes, 'B')}: "
         f"{fmt(op.intensity, 'FLOP/B')}<br>{', '.join(parts)}<br>{source}"
@@ -200,10 +197,10 @@ class RooflineExplorer(base.Explorer):
             ),
             "dtype": widgets.Dropdown(options=["bf16"], description="Arithmetic"),
             "show_operators": widgets.Checkbox(description="Show operators", indent=True),
-            "batch_size": _slider("Batch size", BATCH_SIZES, 1),
-            "context_len": _slider("Context (tokens)", CONTEXT_LENGTHS, 2048),
-            "weight_bits": _slider("Weight bits", WEIGHT_BITS, 16),
-            "kv_bits": _slider("KV bits", KV_BITS, 16),
+            "batch_size": base.slider("Batch size", base.BATCH_SIZES, 1),
+            "context_len": base.slider("Context (tokens)", base.CONTEXT_LENGTHS, 2048),
+            "weight_bits": base.slider("Weight bits", list(WEIGHT_BITS), 16),
+            "kv_bits": base.slider("KV bits", KV_BITS, 16),
         }
         controls["accelerator"].observe(self._offer_dtypes, names="value")
         self.controls = controls
@@ -242,8 +239,3 @@ class RooflineExplorer(base.Explorer):
 
 def _catalog() -> list[Accelerator]:
     return [a for a in map(get_accelerator, list_accelerators()) if a.peak_flops]
-
-
-def _slider(description: str, options: list, value: float) -> widgets.SelectionSlider:
-    labeled = [(f"{option:,}", option) for option in options]
-    return widgets.SelectionSlider(options=labeled, value=value, description=description, continuous_update=True)

@@ -45,7 +45,8 @@ class Prediction(widgets.VBox):
             layout={"width": "340px"},
         )
         self._status = widgets.HTML()
-        self._say("Kept from before." if kept else "Type a number with its unit and press Enter. A guess is fine.")
+        number = "a number with its unit" if unit else "a number"
+        self._say("Kept from before." if kept else f"Type {number} and press Enter. A guess is fine.")
         self.box.observe(lambda change: self._keep(change["new"]), names="value")
         super().__init__([widgets.HTML(f"<b>{html.escape(question)}</b>"), widgets.HBox([self.box, self._status])])
 

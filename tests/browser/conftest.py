@@ -1,0 +1,48 @@
+"""A lesson as a learner has it: JupyterLab in a real Chromium, with every cell run."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from tools.lab_server import EXPLORER, browser, chromium_path, jupyterlab, open_notebook, run_all
+
+SHOTS = Path(__file__).resolve().parents[2] / "test-results"
+
+
+@pytest.fixture(scope="session")
+def laboratory() -> Iterator[tuple[str, Browser]]:
+    """One JupyterLab and one browser for all lessons."""
+    if chromium_path() is None and not os.environ.get("CI"):
+        pytest.skip("no Chromium on this machine: the browser tests are left out")
+    SHOTS.mkdir(exist_ok=True)
+    with jupyterlab() as address, browser() as chromium:
+        yield address, chromium
+
+
+@pytest.fixture(scope="module")
+def lesson(laboratory, request) -> Iterator[tuple[Page, list[str]]]:
+    """The module's NOTEBOOK with all cells run, and what the browser's console said by then and later."""
+    address, chromium = laboratory
+    name = request.module.NOTEBOOK
+    errors: list[str] = []
+    page = chromium.new_page(viewport={"width": 1400, "height": 1150})
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("request", lambda request: errors.append(request.url) if address not in request.url else None)
+    open_notebook(page, address, name)
+    page.screenshot(path=SHOTS / f"{name}_stored.png")
+    run_all(page)
+    page.locator(EXPLORER).first.scroll_into_view_if_needed()
+    page.wait_for_selector(f"{EXPLORER} .js-plotly-plot .scatterlayer", timeout=30_000)
+    page.wait_for_selector(f"{EXPLORER} [role=slider][aria-label]", timeout=30_000)
+    yield page, errors
+    page.close()
+
+
+@pytest.fixture(scope="session")
+def shots() -> Path:
+    """Where screenshots go, for people to look at."""
+    return SHOTS
