@@ -1,5 +1,13 @@
 """Everything that runs for real on this machine: its memory, a model, and the time both take."""
 
+import os
+
+# A thread that waits for work spins for a while before it sleeps. By default it is so long that, with a browser or a
+# second notebook beside it on few cores, threads keep each other from working: a decode step then takes twice as long
+# and more. Spinning less costs nothing measurable on a quiet machine. (For GNU's OpenMP, which torch brings on Linux;
+# it reads this when torch is first imported. Whoever has set it keeps their own setting.)
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
 from lessonlib.lab.llama import KVCache, Llama, generate, stream
 from lessonlib.lab.machine import Machine, measure_machine
 from lessonlib.lab.measure import fit_overhead, measure_decode, measure_generation, measure_prefill
