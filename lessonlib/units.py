@@ -127,7 +127,7 @@ def _look_up_word(word: str) -> str:
         prefix = "k" if prefix == "K" else prefix
         raise UnitError(f"{word!r}: bits or bytes? Write {prefix + 'B'!r} for bytes or {prefix + 'bit'!r} for bits")
     name = _ALIASES.get(word, word)
-    if not name or name in registry():
+    if not name or registry().parse_unit_name(name):
         return name
     # "BYTES" is byte, but "MBYTES" is not mbyte: the case of a prefix means something, that of a name does not
     if any(prefix == "" for prefix, _, _ in registry().parse_unit_name(name.lower())):

@@ -129,3 +129,9 @@ def test_nan_is_never_printed():
 def test_what_is_printed_reads_back(value, unit):
     pint_unit = {"B": "byte", "FLOP/s": "FLOP/s"}[unit]
     assert parse(fmt(value, unit), pint_unit) == pytest.approx(value, rel=1e-3, abs=1e-9)
+
+
+@pytest.mark.parametrize("text", ["1,000 nan", "5 $$$$", "8 inf", "3 GB nan", "7 %%"])
+def test_words_that_the_unit_library_trips_over(text):
+    with pytest.raises(UnitError):
+        parse(text, "byte")
