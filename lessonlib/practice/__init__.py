@@ -1,5 +1,8 @@
 """Questions, predictions and the learner's progress."""
 
+from lessonlib.practice.checker import Feedback, check
 from lessonlib.practice.predictions import compare, predict
+from lessonlib.practice.questions import QUESTIONS
+from lessonlib.practice.widgets import calibration, practice_widget
 
-__all__ = ["compare", "predict"]
+__all__ = ["QUESTIONS", "Feedback", "calibration", "check", "compare", "practice_widget", "predict"]
