@@ -252,5 +252,5 @@ def test_blocks_name_their_users_and_their_order():
     table.append("B", 3)
     picture = blocks_picture(table, columns=4)
     labels = [annotation.text for annotation in picture.figure.layout.annotations]
-    assert labels == ["A+B<br>1", "A<br>2", "B<br>2", "B<br>3", "free", "free", "free", "free"]
+    assert labels == ["A+B<br>0", "A<br>1", "B<br>1", "B<br>2", "free", "free", "free", "free"]
     assert repr(picture) == "A (6 tokens) in blocks 0, 1; B (9 tokens) in blocks 0, 2, 3; 4 of 8 blocks are free."

@@ -60,7 +60,7 @@ def lines_picture(
 
 
 def blocks_picture(table: BlockTable, columns: int = 16) -> base.Picture:
-    """Physical blocks in the order of memory, each with the sequences that use it and its place in their order."""
+    """Physical blocks in the order of memory, each with the sequences that use it and its place in theirs."""
     colors = dict(zip(table.tables, [style[0] for style in LINE_STYLES], strict=False))
     rows = -(-len(table.users) // columns)
     figure = base.new_figure(
@@ -81,7 +81,7 @@ def blocks_picture(table: BlockTable, columns: int = 16) -> base.Picture:
             opacity=0.45,
             line={"color": base.BLACK},
         )
-        label = "free" if not users else f"{'+'.join(users)}<br>{table.tables[users[0]].index(block) + 1}"
+        label = "free" if not users else f"{'+'.join(users)}<br>{table.tables[users[0]].index(block)}"
         figure.add_annotation(
             x=column + 0.47, y=-row - 0.45, text=label, showarrow=False,
             font={"size": 12, "color": base.BLACK},
