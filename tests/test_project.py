@@ -130,9 +130,11 @@ def names_used_and_made(cells: list) -> tuple[set[str], set[str]]:
     nodes = list(ast.walk(tree))
     used = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
     made = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    made |= {n.name for n in nodes if isinstance(n, ast.FunctionDef)} | {n.arg for n in nodes if isinstance(n, ast.arg)}
+    made |= {n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.ClassDef | ast.ExceptHandler)} | {
+        n.arg for n in nodes if isinstance(n, ast.arg)
+    }
     return used, made | {
-        alias.asname or alias.name for n in nodes if isinstance(n, ast.ImportFrom) for alias in n.names
+        alias.asname or alias.name for n in nodes if isinstance(n, ast.Import | ast.ImportFrom) for alias in n.names
     }
 
 
