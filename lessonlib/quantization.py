@@ -237,6 +237,14 @@ def mean_relative_error(x: object, y: object) -> float:
     return float(np.mean(np.abs(exact - approx) / (np.abs(exact) + 1e-9)))
 
 
+def channel_errors(x: object, y: object) -> np.ndarray:
+    """`mean_relative_error` of each row (channel) of two (rows, columns) matrices: fractions, shape (rows,)."""
+    original, approx = _pair(x, y)
+    if original.ndim != 2:
+        raise ValueError(f"x must have rows and columns, got shape {original.shape}")
+    return np.mean(np.abs(original - approx) / (np.abs(original) + 1e-9), axis=1)
+
+
 def rmse(x: object, y: object) -> float:
     """Root of the mean squared difference, in the unit of `x`. Shapes must agree."""
     exact, approx = _pair(x, y)

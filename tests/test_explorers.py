@@ -4,12 +4,13 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from lessonlib import kv_cache, roofline
+from lessonlib import kv_cache, quantization, roofline
 from lessonlib.accelerators import Accelerator, get_accelerator
 from lessonlib.explorers import base
 from lessonlib.explorers.kv_growth import CURVE, KVGrowthExplorer
 from lessonlib.explorers.measured import Point, compared_times_picture, roofline_picture, times_picture
 from lessonlib.explorers.pictures import blocks_picture, lines_picture
+from lessonlib.explorers.quantization_error import QuantizationErrorExplorer
 from lessonlib.explorers.roofline import RooflineExplorer, Setting, roofline_figure, update_roofline_figure
 from lessonlib.models import ModelConfig, get_model
 from lessonlib.paging import BlockTable
@@ -254,3 +255,56 @@ def test_blocks_name_their_users_and_their_order():
     labels = [annotation.text for annotation in picture.figure.layout.annotations]
     assert labels == ["A+B<br>0", "A<br>1", "B<br>1", "B<br>2", "free", "free", "free", "free"]
     assert repr(picture) == "A (6 tokens) in blocks 0, 1; B (9 tokens) in blocks 0, 2, 3; 4 of 8 blocks are free."
+
+
+LAYER = np.random.default_rng(0).normal(size=(40, 96))
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({}, "off by 41.4% of its size"),  # the reference figures, at their settings
+        ({"granularity": "channel"}, "off by 1.118% of its size"),
+        ({"granularity": "channel", "bits": 4}, "off by 16.14% of its size"),
+        ({"granularity": "channel", "bits": 4}, "With its 16 scales of 16 bits it takes 4.25 bits a weight: 544 B"),
+        ({"weights": "a layer", "granularity": "group", "group_size": 64}, "of 2 groups in a row the last holds 32"),
+    ],
+)
+def test_quantization_error_in_words(setting, said):
+    assert said in QuantizationErrorExplorer({"a layer": LAYER}, **setting).readout
+
+
+@pytest.mark.parametrize(
+    ("control", "value"),
+    [("weights", "a layer"), ("granularity", "channel"), ("bits", 3), ("group_size", 16), ("symmetric", False)],
+)
+def test_quantization_error_each_control_is_one_message(control, value):
+    explorer = QuantizationErrorExplorer({"a layer": LAYER}, granularity="group")
+    said, sent = explorer.readout, messages(explorer)
+    explorer.controls[control].value = value
+    assert len(sent) == 1
+    assert explorer.readout != said
+    explorer.controls["channel"].value = 5
+    assert len(sent) == 2
+
+
+def test_quantization_error_draws_the_library_s_numbers():
+    explorer = QuantizationErrorExplorer({"a layer": LAYER}, weights="a layer", granularity="group", bits=4, channel=39)
+    approx = quantization.quantize(LAYER, 4, "group", 32).dequantize()
+    values, channels, looked_at = explorer.figure.data[1:]
+    assert np.array_equal(values.x, LAYER[39]) and np.array_equal(values.y, approx[39])
+    assert np.array_equal(channels.y, 100 * quantization.channel_errors(LAYER, approx))
+    assert looked_at.y[0] == channels.y[39]
+    explorer.set(weights="the reference matrix")  # 16 channels of 64 weights
+    assert explorer.setting.channel == 15
+    assert max(value for _, value in explorer.controls["group_size"].options) == 64
+    explorer._show_table.value = True
+    assert "channel 15" in explorer._table_box.value
+
+
+def test_quantization_error_of_strange_layers():
+    zeros = QuantizationErrorExplorer({"zeros": np.zeros((3, 5))}, weights="zeros", granularity="group")
+    assert "a weight is off by 0% of its size on average." in zeros.readout
+    for layer in (np.ones(5), np.full((2, 2), np.nan)):
+        with pytest.raises(ValueError, match="layers must hold matrices of finite numbers, broken is not one"):
+            QuantizationErrorExplorer({"broken": layer})

@@ -21,6 +21,7 @@ from lessonlib.quantization import (
     SMALLEST_SCALE,
     awq,
     bits_per_weight,
+    channel_errors,
     decode_blocks,
     encode_blocks,
     gptq,
@@ -781,3 +782,14 @@ def test_salient_share():
             salient_channels(activations, share)
     with pytest.raises(ValueError, match=r"activations must have the shape \(samples, in\), got \(4,\)"):
         salient_channels(activations[0])
+
+
+def test_errors_of_each_channel_average_to_the_whole():
+    weights = reference_matrix()
+    approx = quantize(weights, 8, "tensor").dequantize()
+    errors = channel_errors(weights, approx)
+    assert errors.shape == (16,)
+    assert errors.mean() == pytest.approx(mean_relative_error(weights, approx))
+    assert errors[0] > 0.9 and errors[3] < 0.1  # row 3 is 1,000 times larger than row 0, and rules the scale
+    with pytest.raises(ValueError, match="rows and columns"):
+        channel_errors([1.0, 2.0], [1.0, 2.0])
