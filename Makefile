@@ -38,6 +38,7 @@ bench: .venv/test-installed
 	@$(BIN)/python -m lessonlib.lab
 	$(BIN)/python -m benchmarks.decode_speed
 	$(BIN)/python -m benchmarks.redraw_speed
+	$(BIN)/python -m benchmarks.batching_speed
 
 notebooks: .venv/test-installed
 	$(BIN)/python -m tools.run_notebooks

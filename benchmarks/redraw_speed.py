@@ -23,7 +23,8 @@ PEER = """
 import plotly.io
 from ipywidgets import SelectionSlider, interact
 from lessonlib.accelerators import get_accelerator
-from lessonlib.explorers.roofline import BATCH_SIZES, Setting, describe, roofline_figure
+from lessonlib.explorers.base import BATCH_SIZES
+from lessonlib.explorers.roofline import Setting, describe, roofline_figure
 from lessonlib.models import get_model
 
 plotly.io.renderers.default = "plotly_mimetype"
