@@ -24,7 +24,8 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
     """
     _check_shapes(q, k, v)
     scores = q @ k.T / np.sqrt(q.shape[-1])  # (L, S)
-    return softmax(np.where(_future(q, k), -np.inf, scores)) @ v
+    future = np.arange(len(k)) > np.arange(len(k) - len(q), len(k))[:, None]
+    return softmax(np.where(future, -np.inf, scores)) @ v
 
 
 def flash_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, tile: int = 64) -> np.ndarray:
@@ -35,14 +36,16 @@ def flash_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, tile: int = 64)
     """
     _check_shapes(q, k, v)
     check_count("tile", tile)
-    future, out = _future(q, k), np.empty((len(q), v.shape[1]))
+    out, before = np.empty((len(q), v.shape[1])), len(k) - len(q)
     for row in range(0, len(q), tile):
         queries = q[row : row + tile]
+        positions = before + np.arange(row, row + len(queries))[:, None]
         largest = np.full((len(queries), 1), -np.inf)
         total, summed = np.zeros((len(queries), 1)), np.zeros((len(queries), v.shape[1]))
-        for column in range(0, len(k), tile):
+        for column in range(0, int(positions[-1, 0]) + 1, tile):  # tiles that lie wholly in the future are left out
             scores = queries @ k[column : column + tile].T / np.sqrt(q.shape[-1])
-            scores = np.where(future[row : row + tile, column : column + tile], -np.inf, scores)
+            future = np.arange(column, column + scores.shape[1]) > positions
+            scores = np.where(future, -np.inf, scores)
             new_largest = np.maximum(largest, scores.max(axis=1, keepdims=True))
             shrink, weights = np.exp(largest - new_largest), np.exp(scores - new_largest)
             total = total * shrink + weights.sum(axis=1, keepdims=True)
@@ -56,6 +59,7 @@ def plain_traffic_bytes(context_len: int, num_heads: int, head_dim: int) -> floa
     """Bytes that plain attention over a prompt moves in one layer, in 16 bits.
 
     Query, key, value and output once; scores and weights, context_len^2 per head each, are written and read back.
+    (The masked half is computed too.)
     """
     tokens, heads = check_count("context_len", context_len), check_count("num_heads", num_heads)
     return VALUE_BYTES * heads * (4.0 * tokens * check_count("head_dim", head_dim) + 4.0 * tokens**2)
@@ -64,16 +68,12 @@ def plain_traffic_bytes(context_len: int, num_heads: int, head_dim: int) -> floa
 def flash_traffic_bytes(context_len: int, num_heads: int, head_dim: int, tile: int = 128) -> float:
     """Bytes that tiled attention over a prompt moves in one layer, in 16 bits.
 
-    Query and output once; keys and values once for every tile of queries. No scores: they stay on the chip.
+    Query and output once; keys and values once for every tile of queries. No scores: they stay on the chip. (That
+    causal tiles in the future are skipped, which halves the reads, is left out.)
     """
     tokens, heads = check_count("context_len", context_len), check_count("num_heads", num_heads)
     passes = -(-tokens // check_count("tile", tile))
     return VALUE_BYTES * heads * (2.0 + 2.0 * passes) * tokens * check_count("head_dim", head_dim)
-
-
-def _future(q: np.ndarray, k: np.ndarray) -> np.ndarray:
-    """Which keys lie after each query (L, S): those it must not see."""
-    return np.arange(len(k)) > np.arange(len(k) - len(q), len(k))[:, None]
 
 
 def _check_shapes(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:

@@ -14,13 +14,13 @@ from typing import Any, Literal
 import numpy as np
 
 from lessonlib.accelerators import Accelerator
-from lessonlib.checks import check_choice, check_count
+from lessonlib.checks import check_choice, check_count, check_lengths
 from lessonlib.kv_cache import requests_that_fit
 from lessonlib.latency import decode_step
 from lessonlib.models import ModelConfig
 from lessonlib.serving_report import SLO, Gaps, Load, Report
 from lessonlib.serving_simulator import POLICIES, Server
-from lessonlib.traffic import Lognormal, Traffic, bursty_traffic, check_lengths, poisson_traffic, read_traffic
+from lessonlib.traffic import Lognormal, Traffic, bursty_traffic, poisson_traffic, read_traffic
 
 __all__ = [
     "POLICIES",

@@ -8,6 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 T = TypeVar("T")
+LARGEST_WHOLE = 2**53  # up to here a float holds every whole number
 
 
 def check_count(name: str, value: object, minimum: int = 1) -> int:
@@ -42,3 +43,17 @@ def check_values(name: str, value: object, minimum: float = 0.0) -> np.ndarray:
     if array.dtype.kind not in "iuf" or not np.all(np.isfinite(array)) or np.any(array < minimum):
         raise ValueError(f"{name} must hold finite numbers of at least {minimum:g}, got {value!r}")
     return array.astype(float)
+
+
+def check_lengths(name: str, values: object) -> np.ndarray:
+    """`values` as an array of whole numbers, at least one of them, each at least 1, or ValueError."""
+    lengths = np.asarray(values)
+    if lengths.ndim != 1 or lengths.dtype.kind not in "iu" or not lengths.size:
+        said = "an empty list" if not lengths.size else f"{lengths.dtype} values in {lengths.ndim} dimensions"
+        raise ValueError(f"{name} must be a list of whole numbers, at least one of them, got {said}")
+    if lengths.min() < 1:
+        first = int(np.argmax(lengths < 1))
+        raise ValueError(f"{name} must be at least 1 each, got {lengths[first]} at position {first}")
+    if lengths.astype(float).sum() > LARGEST_WHOLE:
+        raise ValueError(f"{name} must add up to at most 2^53, got {lengths.astype(float).sum():g}")
+    return lengths.astype(np.int64)

@@ -12,7 +12,7 @@ import numpy as np
 from lessonlib.checks import check_choice, check_count, check_number, check_values
 from lessonlib.models import ModelConfig
 
-# Bits a cached number takes, with its share of the scale: 8.5 and 4.5 are llama.cpp's q8_0 and q4_0.
+# Common widths of a cached number with its share of a scale: 8.5 and 4.5 bits are llama.cpp's q8_0 and q4_0.
 KV_BITS = (2, 3, 4, 4.5, 8, 8.5, 16, 32)
 
 
@@ -22,9 +22,10 @@ KV_BITS = (2, 3, 4, 4.5, 8, 8.5, 16, 32)
 def bytes_per_token(model: ModelConfig, kv_bits: float = 16) -> float:
     """Bytes that one token adds to the cache, over all layers, while it is inside every window.
 
-    Raises ValueError for a `kv_bits` that is not in KV_BITS.
+    `kv_bits` is what a number takes with its share of a scale. Raises ValueError unless it is above 0 and at most 32.
     """
-    check_choice("kv_bits", kv_bits, KV_BITS)
+    if check_number("kv_bits", kv_bits, exclusive=True) > 32:
+        raise ValueError(f"kv_bits must be above 0 and at most 32, got {kv_bits!r}")
     return model.num_layers * model.kv_values_per_token_per_layer * kv_bits / 8
 
 
@@ -51,13 +52,13 @@ def summed_token_layers(model: ModelConfig, context_len: int) -> float:
 def cache_bytes(model: ModelConfig, context_len: int, batch_size: int = 1, kv_bits: float = 16) -> float:
     """Bytes of the cache of `batch_size` requests of `context_len` tokens each, windows respected.
 
-    Raises ValueError for a negative length, a batch below 1 or a `kv_bits` that is not in KV_BITS.
+    Raises ValueError for a negative length, a batch below 1, or a `kv_bits` that is not above 0 and at most 32.
     """
     return float(cache_growth(model, check_count("context_len", context_len, 0), batch_size, kv_bits))
 
 
 def cache_growth(model: ModelConfig, context_lens: object, batch_size: int = 1, kv_bits: float = 16) -> np.ndarray:
-    """`cache_bytes` at every length of an array (tokens), of the same shape."""
+    """`cache_bytes` (bytes) at every length of an array (tokens), of the same shape. Raises ValueError as it does."""
     check_count("batch_size", batch_size)
     per_token_layer = bytes_per_token(model, kv_bits) / model.num_layers
     return batch_size * per_token_layer * cached_token_layers(model, context_lens)
@@ -67,17 +68,18 @@ def cache_growth(model: ModelConfig, context_lens: object, batch_size: int = 1, 
 
 GQA_HEADS = 8  # what most published models with grouped queries keep
 MLA_RANK, MLA_ROPE = 512, 64  # DeepSeek-V2 and V3
-WINDOW = 4096  # Mistral 7B v0.1
+WINDOW = 4096  # Mistral 7B v0.1; a model that has shorter windows keeps them
 
 
 def attention_variants(model: ModelConfig) -> dict[str, ModelConfig]:
-    """The same model with one thing changed: "MHA", "GQA", "MQA", "MLA", or "windowed", each layer of 4,096 tokens.
+    """The same model with one thing changed: "MHA", "GQA", "MQA", "MLA", or "windowed", a window in every layer.
 
     GQA keeps 8 KV heads (or the next number below that divides the heads), MLA DeepSeek's 512 + 64 values a token.
     """
     # MLA's heads are wider for the score than for the value: the value's width is what MHA would keep of both.
     head_dim = model.v_head_dim or model.head_dim
     heads = model.num_heads
+    window = min(WINDOW, model.sliding_window or WINDOW)
     gqa = next(n for n in range(min(GQA_HEADS, heads), 0, -1) if heads % n == 0)
 
     def with_kv_heads(kv_heads: int, latent_rank: int = 0) -> ModelConfig:
@@ -97,7 +99,7 @@ def attention_variants(model: ModelConfig) -> dict[str, ModelConfig]:
         "GQA": with_kv_heads(gqa),
         "MQA": with_kv_heads(1),
         "MLA": with_kv_heads(heads, MLA_RANK),
-        "windowed": dataclasses.replace(model, sliding_window=WINDOW, num_windowed_layers=model.num_layers),
+        "windowed": dataclasses.replace(model, sliding_window=window, num_windowed_layers=model.num_layers),
     }
 
 
@@ -133,9 +135,9 @@ def kv_shards(model: ModelConfig, num_accelerators: int, split: str = "tensor") 
 
 
 def rank_bytes_per_token(
-    model: ModelConfig, tensor_parallel: int = 1, num_layers: int | None = None, kv_bits: float = 16
+    model: ModelConfig, num_accelerators: int = 1, num_layers: int | None = None, kv_bits: float = 16
 ) -> float:
-    """Bytes that one token adds on one accelerator of `tensor_parallel`, which holds `num_layers` layers (None: all).
+    """Bytes that one token adds on one of `num_accelerators` that hold `num_layers` layers (None: all).
 
     Beyond the KV heads the heads are replicated, and MLA's vector is replicated on every rank. Raises ValueError for
     what `kv_shards` refuses and for layers that the model does not have.
@@ -143,7 +145,7 @@ def rank_bytes_per_token(
     layers = model.num_layers if num_layers is None else check_count("num_layers", num_layers)
     if layers > model.num_layers:
         raise ValueError(f"num_layers must be at most the {model.num_layers} of {model.name}, got {layers}")
-    return bytes_per_token(model, kv_bits) * layers / model.num_layers / kv_shards(model, tensor_parallel)
+    return bytes_per_token(model, kv_bits) * layers / model.num_layers / kv_shards(model, num_accelerators)
 
 
 # --- where memory ends ----------------------------------------------------------------------------------------------
@@ -240,28 +242,40 @@ def model_generation_flops(model: ModelConfig, prompt_len: int, output_len: int,
 def blocks(num_tokens: Any, block_size: int = 16) -> Any:
     """Blocks of `block_size` tokens that hold `num_tokens` (a count, or an array of counts, of the same shape).
 
-    Raises ValueError for a negative number of tokens or a block below 1.
+    Raises ValueError for numbers of tokens that are negative or not whole, and for a block below 1.
     """
     size = check_count("block_size", block_size)
     if np.ndim(num_tokens):
-        return -(-check_values("num_tokens", num_tokens).astype(int) // size)
+        return -(-_counts("num_tokens", num_tokens) // size)
     return -(-check_count("num_tokens", num_tokens, 0) // size)
 
 
 def paging_waste(lengths: object, block_size: int = 16) -> np.ndarray:
     """Token slots that each sequence of `lengths` tokens leaves empty in its last block: at most block_size - 1."""
-    tokens = check_values("lengths", lengths).astype(int)
-    return (
-        np.asarray(blocks(tokens, block_size) if tokens.ndim else blocks(int(tokens), block_size)) * block_size - tokens
-    )
+    return -_counts("lengths", lengths) % check_count("block_size", block_size)
+
+
+def _counts(name: str, values: object) -> np.ndarray:
+    numbers = check_values(name, values)
+    if np.any(numbers % 1):
+        raise ValueError(f"{name} must hold whole numbers, got {values!r}")
+    return numbers.astype(int)
 
 
 def num_blocks(
-    model: ModelConfig, budget_bytes: float, block_size: int = 16, kv_bits: float = 16, tensor_parallel: int = 1
+    model: ModelConfig, budget_bytes: float, block_size: int = 16, kv_bits: float = 16, num_accelerators: int = 1
 ) -> int:
     """Blocks that one accelerator's budget (bytes) holds; every one spans all layers.
 
     Raises ValueError for a negative budget or what `rank_bytes_per_token` refuses.
     """
-    per_token = rank_bytes_per_token(model, tensor_parallel, kv_bits=kv_bits)
+    per_token = rank_bytes_per_token(model, num_accelerators, kv_bits=kv_bits)
     return int(check_number("budget_bytes", budget_bytes) // (check_count("block_size", block_size) * per_token))
+
+
+def concurrency(num_tokens: int, max_len: int) -> float:
+    """How many requests of `max_len` tokens a cache of `num_tokens` tokens holds: below 1, not even one.
+
+    Engines print it at start-up ("maximum concurrency"). Raises ValueError for counts that are not whole or too small.
+    """
+    return check_count("num_tokens", num_tokens, 0) / check_count("max_len", max_len)

@@ -5,7 +5,7 @@ Source: Kwon et al., "Efficient Memory Management for Large Language Model Servi
 
 import numpy as np
 
-from lessonlib.checks import check_choice, check_count, check_values
+from lessonlib.checks import check_choice, check_count, check_lengths
 from lessonlib.kv_cache import blocks
 
 RESERVATIONS = ("maximum", "power of two", "oracle", "paged")
@@ -17,16 +17,17 @@ def share_in_use(
     """Share of the reserved token slots that hold a token, averaged over the steps of all requests.
 
     Each request keeps its reservation from its first to its last new token: the model's longest context ("maximum"),
-    the next power of two above its final length, exactly that length ("oracle", which nobody knows beforehand), or
-    the blocks it has filled so far ("paged"). Gaps between reservations are not counted, so that contiguous memory is
-    flattered. Raises ValueError for lists of unequal length, and requests that are empty or beyond `max_context`.
+    its prompt and its output's length rounded up to a power of two, its exact length ("oracle", which nobody knows
+    beforehand), or the blocks it has filled so far ("paged"). Gaps between reservations are not counted, so that
+    contiguous memory is flattered. Raises ValueError for lists of unequal length, and requests that are empty or
+    beyond `max_context`.
     """
     check_choice("policy", policy, RESERVATIONS)
-    prompts, outputs = (
-        check_values(n, v, 1).astype(int) for n, v in (("prompt_lens", prompt_lens), ("output_lens", output_lens))
-    )
-    if prompts.shape != outputs.shape or prompts.ndim != 1 or not prompts.size:
-        raise ValueError("prompt_lens and output_lens must be lists of one length, at least 1")
+    prompts, outputs = check_lengths("prompt_lens", prompt_lens), check_lengths("output_lens", output_lens)
+    if prompts.shape != outputs.shape:
+        raise ValueError(
+            f"prompt_lens and output_lens must be lists of one length, got {prompts.size} and {outputs.size}"
+        )
     final = prompts + outputs
     if final.max() > check_count("max_context", max_context):
         raise ValueError(f"max_context must be at least the longest request, {final.max()} tokens, got {max_context}")
@@ -37,8 +38,12 @@ def share_in_use(
         if policy == "paged":
             reserved += blocks(held, block_size).sum() * block_size
         else:
-            power_of_two = 1 << (prompt + output - 1).bit_length()
-            sizes = {"maximum": max_context, "power of two": min(power_of_two, max_context), "oracle": prompt + output}
+            rounded_up = prompt + (1 << (output - 1).bit_length())
+            sizes = {
+                "maximum": max_context,
+                "power of two": min(rounded_up, max_context),
+                "oracle": prompt + output,
+            }
             reserved += output * sizes[policy]
     return float(used / reserved)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lessonlib.checks import check_count, check_number, check_values
+from lessonlib.checks import LARGEST_WHOLE, check_count, check_lengths, check_number, check_values
 
 # Our names, and those of the public Azure LLM inference traces (github.com/Azure/AzurePublicDataset).
 COLUMNS = {
@@ -18,21 +18,6 @@ COLUMNS = {
     "prompt_lens": ("prompt_len", "ContextTokens"),
     "output_lens": ("output_len", "GeneratedTokens"),
 }
-_LARGEST = 2**53  # up to here a float holds every whole number
-
-
-def check_lengths(name: str, values: object) -> np.ndarray:
-    """`values` as an array of whole numbers, at least one of them, each at least 1, or ValueError."""
-    lengths = np.asarray(values)
-    if lengths.ndim != 1 or lengths.dtype.kind not in "iu" or not lengths.size:
-        said = "an empty list" if not lengths.size else f"{lengths.dtype} values in {lengths.ndim} dimensions"
-        raise ValueError(f"{name} must be a list of whole numbers, at least one of them, got {said}")
-    if lengths.min() < 1:
-        first = int(np.argmax(lengths < 1))
-        raise ValueError(f"{name} must be at least 1 each, got {lengths[first]} at position {first}")
-    if lengths.astype(float).sum() > _LARGEST:
-        raise ValueError(f"{name} must add up to at most 2^53, got {lengths.astype(float).sum():g}")
-    return lengths.astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +77,7 @@ class Lognormal:
         """`count` lengths in tokens."""
         variance = np.log1p(self.cv**2)  # of the logarithm: exp(mu + variance / 2) is the mean, exp(variance) - 1 cv^2
         drawn = rng.lognormal(np.log(self.mean) - variance / 2, np.sqrt(variance), count)
-        return np.clip(np.rint(drawn), 1, self.maximum or _LARGEST // count).astype(np.int64)
+        return np.clip(np.rint(drawn), 1, self.maximum or LARGEST_WHOLE // count).astype(np.int64)
 
 
 def poisson_traffic(
@@ -222,7 +207,7 @@ def _tokens(cell: str) -> int:
         number = int(float(cell))  # some tools write a column of counts as 12.0
         if number != float(cell):
             raise
-    if not 1 <= number <= _LARGEST:
+    if not 1 <= number <= LARGEST_WHOLE:
         raise ValueError
     return number
 

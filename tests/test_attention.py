@@ -51,6 +51,7 @@ def test_traffic_grows_with_the_square_or_hardly():
     assert plain[0] == 2 * 32 * (4 * 1024 * 128 + 4 * 1024**2)
     assert plain[2] / plain[1] == pytest.approx(4, rel=0.05)
     assert all(a > b for a, b in zip(plain, flash, strict=True))
+    assert attention.flash_traffic_bytes(4096, 32, 128, 4096) == 2 * attention.flash_traffic_bytes(2048, 32, 128, 2048)
     assert attention.flash_traffic_bytes(128, 1, 64, tile=128) == 2 * 4 * 128 * 64  # one pass: everything once
 
 

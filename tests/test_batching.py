@@ -489,7 +489,7 @@ def test_the_same_seed_gives_the_same_report():
         ({"max_wait_s": -1}, "max_wait_s"),
         ({"overhead_s": math.nan}, "overhead_s"),
         ({"weight_bits": 5}, "weight_bits"),
-        ({"kv_bits": 5}, "kv_bits"),
+        ({"kv_bits": 0}, "kv_bits"),
         ({"num_accelerators": 3}, "num_accelerators"),
         ({"dtype": "fp64"}, "no published peak"),
     ],

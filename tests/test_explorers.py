@@ -228,11 +228,13 @@ def test_two_kinds_of_work_in_one_picture():
         "without a cache, predicted", "without a cache, measured", "with a cache, predicted", "with a cache, measured",
     ]  # fmt: skip
     assert repr(picture) == (
-        "Context (tokens). without a cache, 64: 200 ms measured, 150 ms predicted; "
+        "Context (tokens): without a cache, 64: 200 ms measured, 150 ms predicted; "
         "with a cache, 64: 30 ms measured, 17 ms predicted."
     )
     with pytest.raises(ValueError, match="at least one measurement"):
         compared_times_picture({"without a cache": slow, "with a cache": []}, "x")
+    with pytest.raises(ValueError, match="two kinds of work, got 1"):
+        compared_times_picture({"without a cache": slow}, "x")
 
 
 def test_lines():
@@ -244,6 +246,8 @@ def test_lines():
     assert "a from 1 MB to 1 GB" in repr(growing) and growing.figure.layout.yaxis.type == "log"
     with pytest.raises(ValueError, match="lines must hold 1 to 5"):
         lines_picture([1], {}, "x", "y", "B")
+    with pytest.raises(ValueError, match="above 0 on a logarithmic axis"):
+        lines_picture([0, 1], {"a": [1, 2]}, "x", "y", "B")
 
 
 def test_blocks_name_their_users_and_their_order():

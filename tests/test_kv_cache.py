@@ -49,7 +49,10 @@ def test_grouped_heads_save_in_proportion(model):
     assert {name: v.attention_kind for name, v in variants.items() if name in ("MHA", "MLA")} == {
         "MHA": "MHA", "MLA": "MLA",
     }  # fmt: skip
-    assert kv_cache.cache_bytes(variants["windowed"], 10**6) <= kv_cache.cache_bytes(variants["windowed"], 4096)
+    windowed = variants["windowed"]
+    assert kv_cache.cache_bytes(windowed, 10**6) == kv_cache.cache_bytes(windowed, 4096)
+    for tokens in (100, 1000, 4096, 10_000, 100_000):  # a window only saves, also where the model has some already
+        assert kv_cache.cache_bytes(windowed, tokens) <= kv_cache.cache_bytes(model, tokens)
 
 
 def test_a_model_is_among_its_own_variants():
@@ -62,6 +65,10 @@ def test_a_model_is_among_its_own_variants():
         assert per_token(variants["MLA"]) == per_token(model)
         # DeepSeek-V2 paper, section 2.1: MLA keeps as much as GQA with 2.25 groups
         assert per_token(model) / per_token(variants["MQA"]) == 2.25
+
+
+def test_q4_1_and_others_count_too():
+    assert kv_cache.bytes_per_token(LLAMA, 5) == 524_288 * 5 / 16
 
 
 def test_growth_bends_at_the_window():
@@ -168,8 +175,13 @@ def test_waste_of_a_few_sequences():
     [
         (lambda: kv_cache.cache_bytes(LLAMA, -1), "context_len"),
         (lambda: kv_cache.cache_bytes(LLAMA, 1, 0), "batch_size"),
-        (lambda: kv_cache.cache_bytes(LLAMA, 1, 1, 5), "kv_bits must be one of 2, 3, 4, 4.5, 8, 8.5, 16, 32, got 5"),
+        (lambda: kv_cache.cache_bytes(LLAMA, 1, 1, -5), "kv_bits must be a finite number above 0, got -5"),
+        (lambda: kv_cache.cache_bytes(LLAMA, 1, 1, 33), "kv_bits must be above 0 and at most 32, got 33"),
         (lambda: kv_cache.cache_growth(LLAMA, [1, float("nan")]), "context_len"),
+        (lambda: kv_cache.blocks([1.9]), "num_tokens must hold whole numbers"),
+        (lambda: kv_cache.paging_waste(1.5), "lengths must hold whole numbers"),
+        (lambda: kv_cache.concurrency(-1, 10), "num_tokens"),
+        (lambda: kv_cache.concurrency(1, 0), "max_len"),
         (lambda: kv_cache.requests_that_fit(LLAMA, -1, 100), "budget_bytes"),
         (lambda: kv_cache.requests_that_fit(LLAMA, 1e9, 0), "context_len"),
         (lambda: kv_cache.longest_context(LLAMA, float("inf")), "budget_bytes"),

@@ -163,3 +163,13 @@ def test_a_full_cache_refuses_and_keeps_what_it_has(pretrained):
         KVCache(model.config, 0, 4)
     with pytest.raises(ValueError, match="room 1 to 4"):
         KVCache(small, 1, 5)
+
+
+def test_a_cache_or_padding_for_another_batch(pretrained):
+    model, _ = pretrained
+    cache = KVCache(model.config, 3, 8)
+    with pytest.raises(ValueError, match="cache must be for as many requests as there are rows of tokens, 1, got 3"):
+        model(torch.tensor([[1, 2]]), cache)
+    assert cache.length == 0 and not cache.values.any()
+    with pytest.raises(ValueError, match="padding must be for as many requests as there are rows of tokens, 2, got 1"):
+        model(torch.tensor([[1, 2], [3, 4]]), padding=torch.tensor([1]))

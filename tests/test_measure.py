@@ -56,6 +56,8 @@ def test_generation_is_measured(pretrained):
     assert with_cache[1].seconds < without[1].seconds / 2
     with pytest.raises(ValueError, match="context_len"):
         measure_generation(model, (0,))
+    with pytest.raises(ValueError, match="must fit the model's 8192 tokens, got 8190 and 3"):
+        measure_generation(model, (8, 8190), new_tokens=3)
     with pytest.raises(ValueError, match="new_tokens"):
         measure_generation(model, (8,), new_tokens=0)
 

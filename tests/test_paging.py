@@ -13,10 +13,10 @@ PROMPTS, OUTPUTS = RNG.integers(10, 400, 200), RNG.integers(5, 600, 200)
 
 
 def test_shares_of_one_request_by_hand():
-    # 3 prompt tokens and 2 new ones: 4 and then 5 tokens held
-    expected = {"maximum": 9 / 64, "power of two": 9 / 16, "oracle": 9 / 10, "paged": 9 / 12}
+    # 3 prompt tokens and 3 new ones: 4, 5 and then 6 tokens held
+    expected = {"maximum": 15 / 96, "power of two": 15 / (3 * (3 + 4)), "oracle": 15 / 18, "paged": 15 / (4 + 8 + 8)}
     for policy, share in expected.items():
-        assert share_in_use([3], [2], policy, max_context=32, block_size=4) == pytest.approx(share)
+        assert share_in_use([3], [3], policy, max_context=32, block_size=4) == pytest.approx(share)
 
 
 @given(st.lists(st.tuples(st.integers(1, 900), st.integers(1, 900)), min_size=1, max_size=8))

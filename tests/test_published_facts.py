@@ -99,11 +99,11 @@ def test_l1_the_budget_that_the_log_adds_up_to():
                                                             (230_528, 100_000, 2.31), (127_626 * 16, 2048, 997.08)],
                          ids=["L2", "L4", "L5", "L12"])  # fmt: skip
 def test_concurrency_is_tokens_over_length(tokens, max_len, logged):
-    assert tokens / max_len == pytest.approx(logged, abs=0.006)
+    assert kv_cache.concurrency(tokens, max_len) == pytest.approx(logged, abs=0.006)
 
 
 def test_l4_one_token_on_one_of_two_ranks():
-    assert kv_cache.rank_bytes_per_token(get_model("llama-3.1-8b"), tensor_parallel=2) == 64 * 2**10
+    assert kv_cache.rank_bytes_per_token(get_model("llama-3.1-8b"), num_accelerators=2) == 64 * 2**10
 
 
 def test_l6_the_stage_with_more_layers_decides():

@@ -52,6 +52,8 @@ def compared_times_picture(series: Mapping[str, Sequence[Point]], x_title: str) 
 
     Raises ValueError as `times_picture` does.
     """
+    if len(series) != 2:
+        raise ValueError(f"series must hold two kinds of work, got {len(series)}")
     figure = _times_figure(series, x_title)
     styles = ((base.RED, "diamond", "solid"), (base.BLUE, "circle", "dash"))
     for (name, points), (color, symbol, dash) in zip(series.items(), styles, strict=True):
@@ -64,7 +66,7 @@ def compared_times_picture(series: Mapping[str, Sequence[Point]], x_title: str) 
         )
         _add_measured(figure, points, f"{name}, measured", color, symbol)
     said = "; ".join(f"{name}, {_times_in_words(points)}" for name, points in series.items())
-    return base.Picture(figure, f"{x_title.capitalize()}. {said}.")
+    return base.Picture(figure, f"{x_title.capitalize()}: {said}.")
 
 
 def _times_figure(series: Mapping[str, Sequence[Point]], x_title: str) -> go.Figure:

@@ -29,13 +29,16 @@ def lines_picture(
 ) -> base.Picture:
     """Lines over a logarithmic x; y is logarithmic in `unit`, or a share from 0 to 100 % if `percent`.
 
-    Raises ValueError for no lines, more than there are styles, or values that are not finite.
+    Raises ValueError for no lines, more than there are styles, or values that are not finite, or not above 0 where an
+    axis is logarithmic.
     """
     if not 1 <= len(lines) <= len(LINE_STYLES):
         raise ValueError(f"lines must hold 1 to {len(LINE_STYLES)} lines, got {len(lines)}")
     figure = base.new_figure(x_title, y_title, legend={"x": 1.01, "y": 1}, margin={"l": 90, "r": 190, "t": 30, "b": 60})
     points = check_values("x", list(x))
     values = {name: check_values(name, list(y)) for name, y in lines.items()}
+    if points.min() <= 0 or (not percent and min(float(y.min()) for y in values.values()) <= 0):
+        raise ValueError("x and lines must be above 0 on a logarithmic axis")
     for (name, y), (color, dash, symbol) in zip(values.items(), LINE_STYLES, strict=False):
         figure.add_scatter(
             x=points, y=100 * y if percent else y, name=name, mode="lines+markers",
@@ -61,7 +64,7 @@ def lines_picture(
 
 def blocks_picture(table: BlockTable, columns: int = 16) -> base.Picture:
     """Physical blocks in the order of memory, each with the sequences that use it and its place in theirs."""
-    colors = dict(zip(table.tables, [style[0] for style in LINE_STYLES], strict=False))
+    colors = {name: LINE_STYLES[index % len(LINE_STYLES)][0] for index, name in enumerate(table.tables)}
     rows = -(-len(table.users) // columns)
     figure = base.new_figure(
         "", "", showlegend=False, height=90 + 62 * rows, margin={"l": 20, "r": 20, "t": 40, "b": 20},
@@ -70,7 +73,7 @@ def blocks_picture(table: BlockTable, columns: int = 16) -> base.Picture:
     for block in range(len(table.users)):
         row, column = divmod(block, columns)
         users = [name for name, used in table.tables.items() if block in used]
-        color = FREE if not users else SHARED if len(users) > 1 else colors.get(users[0], SHARED)
+        color = FREE if not users else SHARED if len(users) > 1 else colors[users[0]]
         figure.add_shape(
             type="rect",
             x0=column,

@@ -194,13 +194,21 @@ class Llama:
         """Logits (B, 1, vocabulary) of the last position, or (B, L, vocabulary) of all.
 
         With a `cache`, `tokens` follow those it holds, and are added to it. `padding` (B) says how many tokens at the
-        start of each row only fill it up. Raises ValueError for ids outside the vocabulary and for too many tokens.
+        start of each row only fill it up. Raises ValueError for ids outside the vocabulary, too many tokens, and a
+        cache or a padding for another number of requests.
         """
         start = cache.length if cache is not None else 0
         end = start + tokens.shape[1]
         room = cache.max_len if cache is not None else self.config.max_context
         if tokens.shape[1] < 1 or end > room:
             raise ValueError(f"{start} tokens and {tokens.shape[1]} new ones: there must be 1 to {room} in all")
+        rows = len(tokens)
+        for name, size in (
+            ("cache", cache.values.shape[2] if cache is not None else rows),
+            ("padding", len(padding) if padding is not None else rows),
+        ):
+            if size != rows:
+                raise ValueError(f"{name} must be for as many requests as there are rows of tokens, {rows}, got {size}")
         if tokens.min() < 0 or tokens.max() >= self.config.vocab_size:
             raise ValueError(f"token ids must be 0 to {self.config.vocab_size - 1}")
         rotation, mask = self.rotations[start:end], self._mask(start, end, padding)

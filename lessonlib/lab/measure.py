@@ -122,11 +122,16 @@ def measure_generation(
     """Generate after prompts of these lengths (tokens), with or without a KV cache, and time each new token.
 
     The first token, which both ways comes from reading the prompt, is made but not timed. Raises ValueError for a
-    length or a number of tokens below 1.
+    length or a number of tokens below 1, or beyond the model's context.
     """
     for context_len in context_lens:
         check_count("context_len", context_len)
     check_count("new_tokens", new_tokens)
+    if max(context_lens) + new_tokens > model.config.max_context:
+        raise ValueError(
+            f"context_lens and new_tokens must fit the model's {model.config.max_context} tokens, "
+            f"got {max(context_lens)} and {new_tokens}"
+        )
     results = []
     named = f"generating {'with' if use_cache else 'without'} a cache"
     with tqdm(total=sum(context_lens) * (new_tokens + 1), desc=named, unit="token of context", leave=False) as bar:

@@ -83,10 +83,13 @@ def predict(key: str, question: str, unit: str, example: str) -> Prediction:
     return Prediction(key, question, unit, example)
 
 
-def compare(key: str, actual: float, unit: str) -> str:
-    """One sentence: the prediction kept under `key` beside the actual value, and the factor between them."""
+def compare(key: str, actual: float, unit: str, digits: int = 4) -> str:
+    """One sentence: the prediction kept under `key` beside the actual value, and the factor between them.
+
+    `digits` are those of the actual value: a measurement has two or three.
+    """
     kept = recall(key, unit)
-    answer = f"It is {show_value(actual, unit)}."
+    answer = f"It is {fmt(actual, _SHORT.get(unit, unit), digits)}."
     if not kept:
         return f"{answer} (No prediction kept: type one above and run this cell again.)"
     predicted = kept["value"]
