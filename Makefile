@@ -11,13 +11,14 @@ endif
 # Jupyter does not read a configuration file from the folder it starts in: it is told where ours lies.
 export JUPYTER_CONFIG_PATH := $(CURDIR)/jupyter
 
-.PHONY: help lab test lint bench notebooks screenshots clean
+.PHONY: help lab test lint bench notebooks exercises screenshots clean
 
 help:
 	@echo "make lab          open the course in JupyterLab"
 	@echo "make test         run every check"
 	@echo "make bench        compare speeds with peers, in one run each"
 	@echo "make notebooks    execute the notebooks and store their outputs"
+	@echo "make exercises    make exercises/ from solutions/, except where you have worked"
 	@echo "make screenshots  take the README's pictures"
 
 lab: .venv/lab-installed
@@ -26,8 +27,10 @@ lab: .venv/lab-installed
 
 test: .venv/test-installed lint
 	@$(BIN)/python -m lessonlib.lab
+	$(BIN)/python -m tools.build_exercises --check
 	$(BIN)/python -m pytest
-	$(BIN)/python -m pytest --nbval --nbval-current-env notebooks
+	$(BIN)/python -m pytest --nbval --nbval-current-env notebooks solutions
+	$(BIN)/python -m pytest --nbval-lax --nbval-current-env exercises
 
 lint: .venv/test-installed
 	$(BIN)/python -m ruff check .
@@ -42,6 +45,9 @@ bench: .venv/test-installed
 
 notebooks: .venv/test-installed
 	$(BIN)/python -m tools.run_notebooks
+
+exercises: .venv/lab-installed
+	$(BIN)/python -m tools.build_exercises
 
 screenshots: .venv/test-installed
 	$(BIN)/python -m tools.screenshots

@@ -39,7 +39,8 @@ def chromium_path() -> str | None:
 def jupyterlab(*extra_notebooks: Path, config_path: Path = ROOT / "jupyter") -> Iterator[str]:
     """The address of a JupyterLab on a copy of the course's notebooks; it ends with the block."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        shutil.copytree(ROOT / "notebooks", Path(folder) / "notebooks")
+        for name in ("notebooks", "exercises", "solutions"):
+            shutil.copytree(ROOT / name, Path(folder) / name)
         for notebook in extra_notebooks:
             shutil.copy(notebook, Path(folder) / "notebooks")
         with socket.socket() as probe:
@@ -83,9 +84,9 @@ def browser() -> Iterator[Browser]:
             chromium.close()
 
 
-def open_notebook(page: Page, address: str, name: str) -> None:
+def open_notebook(page: Page, address: str, name: str, folder: str = "notebooks") -> None:
     """Open a notebook in JupyterLab and wait until its cells and its kernel are there."""
-    page.goto(f"{address}/lab/tree/notebooks/{name}?reset")
+    page.goto(f"{address}/lab/tree/{folder}/{name}?reset")
     page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=90_000)
     page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=90_000)
 
