@@ -5,6 +5,7 @@ longest request; continuous batching refills a lane as soon as it is free. Arriv
 in `serving_simulator` and `traffic`, whose public names are also here.
 """
 
+import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from lessonlib.checks import check_choice, check_count, check_lengths
 from lessonlib.kv_cache import requests_that_fit
 from lessonlib.latency import decode_step
 from lessonlib.models import ModelConfig
+from lessonlib.serving_load import LoadCurve, at_rate, capacity_per_s, load_curve
 from lessonlib.serving_report import SLO, Gaps, Load, Report
 from lessonlib.serving_simulator import POLICIES, Server
 from lessonlib.traffic import Lognormal, Traffic, bursty_traffic, poisson_traffic, read_traffic
@@ -29,17 +31,23 @@ __all__ = [
     "BatchLimits",
     "Gaps",
     "Load",
+    "LoadCurve",
     "Lognormal",
     "Report",
     "Server",
     "StepParts",
     "Timeline",
     "Traffic",
+    "at_rate",
     "batch_limits",
     "bursty_traffic",
+    "capacity_per_s",
     "compute_bound_batch",
+    "fewest_steps",
+    "load_curve",
     "memory_ceiling",
     "poisson_traffic",
+    "read_lengths",
     "read_traffic",
     "simulate",
     "step_parts",
@@ -64,6 +72,31 @@ class Timeline:
     """a row for each request in order of arrival, with fields request, lane, start and end: it has the lane in the
     steps start, start + 1, ..., end - 1"""
 
+    @property
+    def turns(self) -> np.ndarray:
+        """How many requests had its lane before each request."""
+        order = np.lexsort((self.spans["start"], self.spans["lane"]))
+        lane = self.spans["lane"][order]
+        turns = np.empty(len(lane), np.int64)
+        turns[order] = np.arange(len(lane)) - np.searchsorted(lane, lane)
+        return turns
+
+    @property
+    def idle(self) -> np.ndarray:
+        """When which lane made no token, up to the last step: a row for each such time, with lane, start and end."""
+        order = np.lexsort((self.spans["start"], self.spans["lane"]))
+        lane, start, end = (self.spans[name][order] for name in ("lane", "start", "end"))
+        lanes = np.arange(self.lanes)
+        # a time can be idle from a request's end (or step 0) to the next request's start in the lane (or the last step)
+        lane, begin = np.concatenate([lanes, lane]), np.concatenate([np.zeros(self.lanes, np.int64), end])
+        order = np.lexsort((begin, lane))
+        lane, begin = lane[order], begin[order]
+        until = np.full(len(lane), self.steps)
+        until[np.flatnonzero(np.diff(lane) == 0)] = start
+        rows = np.empty(len(lane), dtype=[(name, np.int64) for name in ("lane", "start", "end")])
+        rows["lane"], rows["start"], rows["end"] = lane, begin, until
+        return rows[until > begin]
+
 
 def simulate(
     output_lens: Sequence[int] | np.ndarray, lanes: int, policy: Literal["static", "continuous"] = "continuous"
@@ -83,6 +116,30 @@ def simulate(
     spans["start"], spans["end"] = start, start + lengths
     steps = int(spans["end"].max())
     return Timeline(lanes, steps, float(lengths.sum()) / lanes / steps, spans)
+
+
+def fewest_steps(output_lens: Sequence[int] | np.ndarray, lanes: int) -> int:
+    """No policy takes fewer steps: all tokens on all lanes, or the longest request. Raises ValueError as `simulate`."""
+    lengths = check_lengths("output_lens", output_lens)
+    return max(-(-int(lengths.sum()) // check_count("lanes", lanes)), int(lengths.max()))
+
+
+def read_lengths(text: str, most_requests: int = 200, longest: int = 100_000) -> tuple[int, ...]:
+    """The lengths in a list that someone typed, such as "200, 12 8": whole numbers, commas or spaces between them.
+
+    Raises ValueError that names the first entry that is not from 1 to `longest`, or too few or too many of them.
+    """
+    entries = re.split(r"[\s,;]+", text.strip(" \t\r\n,;[]()"))
+    if entries == [""]:
+        raise ValueError("the list is empty: write output lengths in tokens, such as 200, 12, 8")
+    if len(entries) > most_requests:
+        raise ValueError(f"the list must hold at most {most_requests} requests, got {len(entries):,}")
+    for position, entry in enumerate(entries, 1):
+        if not re.fullmatch(r"[0-9]{1,9}", entry) or not 1 <= int(entry) <= longest:
+            raise ValueError(
+                f"the list must hold whole numbers from 1 to {longest:,}, but entry {position} is {entry[:40]!r}"
+            )
+    return tuple(map(int, entries))
 
 
 def _static(lengths: np.ndarray, lanes: int) -> tuple[np.ndarray, np.ndarray]:

@@ -6,9 +6,10 @@ An explorer is built once and then only updated: a pure function computes, `upda
 
 import html
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from textwrap import wrap
+from types import MappingProxyType
 from typing import Any
 
 import ipywidgets as widgets
@@ -152,10 +153,21 @@ def accessible_names() -> list[widgets.Widget]:
     return [anywidget.AnyWidget(_esm=_ACCESSIBLE_NAMES)]
 
 
-def slider(description: str, options: list, value: float) -> widgets.SelectionSlider:
-    """A slider over a list of numbers, which it shows with thousands set apart."""
-    labeled = [(f"{option:,}", option) for option in options]
-    return widgets.SelectionSlider(options=labeled, value=value, description=description, continuous_update=True)
+def slider(
+    description: str,
+    options: list,
+    value: float,
+    on_release: bool = False,
+    labels: Mapping[float, str] = MappingProxyType({}),
+) -> widgets.SelectionSlider:
+    """A slider over a list of numbers, shown with thousands set apart, or as `labels` says.
+
+    `on_release`: the value changes when the slider is let go, not while it moves. For pictures that take a while.
+    """
+    labeled = [(labels.get(option, f"{option:,}"), option) for option in options]
+    return widgets.SelectionSlider(
+        options=labeled, value=value, description=description, continuous_update=not on_release
+    )
 
 
 def hover_source(source: str) -> str:
@@ -181,8 +193,11 @@ class Explorer(widgets.VBox):
     """Controls, one figure, a readout in words and a table on request.
 
     A subclass passes its controls and its figure, and overrides `redraw` (update `self.figure`, return the readout)
-    and `table` (the figure's numbers as HTML, asked for only while it is shown).
+    and `table` (the figure's numbers as HTML, asked for only while it is shown). If a redraw takes a while,
+    `busy_note` stands before the old readout, which is grayed, until the new one is there.
     """
+
+    busy_note = ""
 
     def __init__(self, controls: dict[str, widgets.Widget], figure: go.Figure) -> None:
         self.controls = controls
@@ -247,6 +262,9 @@ class Explorer(widgets.VBox):
     def _changed(self, _: Any = None) -> None:
         if self._updating:
             return
+        if self.busy_note:
+            old = html.escape(f"{self.busy_note} {self.readout}")
+            self._readout_box.value = f"<p aria-busy='true' style='opacity:0.5'>{old}</p>"
         self.readout = self.redraw()
         self._readout_box.value = f"<p role='status' aria-live='polite'>{html.escape(self.readout)}</p>"
         self._fill_table()

@@ -11,15 +11,23 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 from lessonlib.lab.llama import KVCache, Llama, generate, stream
 from lessonlib.lab.machine import Machine, measure_machine
 from lessonlib.lab.measure import fit_overhead, measure_decode, measure_generation, measure_prefill
+from lessonlib.lab.measure_server import BatchingResult, LoadResult, Served, measure_batching, measure_clients
 from lessonlib.lab.pretrained import load_pretrained
+from lessonlib.lab.server import LlamaCppServer
 
 __all__ = [
+    "BatchingResult",
     "KVCache",
     "Llama",
+    "LlamaCppServer",
+    "LoadResult",
     "Machine",
+    "Served",
     "fit_overhead",
     "generate",
     "load_pretrained",
+    "measure_batching",
+    "measure_clients",
     "measure_decode",
     "measure_generation",
     "measure_machine",
