@@ -19,11 +19,13 @@ from typing import Any
 import numpy as np
 
 from lessonlib.checks import check_choice
-from lessonlib.practice import tasks_1, tasks_2, tasks_3, tasks_4
+from lessonlib.practice import tasks_1, tasks_2, tasks_3, tasks_4, tasks_5
 from lessonlib.practice.checker import grade
 from lessonlib.practice.task import Task
 
-TASKS: dict[str, Task] = {task.id: task for module in (tasks_1, tasks_2, tasks_3, tasks_4) for task in module.TASKS}
+TASKS: dict[str, Task] = {
+    task.id: task for module in (tasks_1, tasks_2, tasks_3, tasks_4, tasks_5) for task in module.TASKS
+}
 TIME_LIMIT_S = 20.0  # for all inputs of a task together
 _SAME = 1e-6  # relative; every reference is exact to far more digits
 _CLOSE = 0.02
