@@ -102,6 +102,8 @@ def test_kubernetes():
     assert workload["metadata"]["name"] == "vllm-llama-3-1-70b-instruct"
     amd = yaml.safe_load_all(kubernetes_manifest(deployment, resource="amd.com/gpu"))
     assert next(amd)["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"] == {"amd.com/gpu": 4}
+    two_stages = kubernetes_manifest(Deployment(NAME, tensor_parallel=4, pipeline_parallel=2))
+    assert "nvidia.com/gpu: 8" in two_stages
     with pytest.raises(ValueError, match=r"resource must be like 'nvidia\.com/gpu', got 'gpu: 1'"):
         kubernetes_manifest(deployment, resource="gpu: 1")
 
