@@ -149,3 +149,16 @@ def test_each_section_works_after_only_the_first_cell(notebook):
             section = []
         elif cell in rest:
             section.append(cell)
+
+
+PAGES = [*NOTEBOOKS, *sorted(ROOT.glob("exercises/*.ipynb")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_link_leads_somewhere(path):
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".ipynb":
+        cells = nbformat.reads(text, as_version=4).cells
+        text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not link.startswith(("http", "#"))]
+    assert [link for link in links if not (path.parent / link.partition("#")[0]).exists()] == []

@@ -8,11 +8,23 @@ import os
 # it reads this when torch is first imported. Whoever has set it keeps their own setting.)
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
+from lessonlib.lab.kernels import available_kernels, measure_kernels, with_kernel, write_gguf
 from lessonlib.lab.llama import KVCache, Llama, generate, stream
 from lessonlib.lab.machine import Machine, measure_machine
 from lessonlib.lab.measure import fit_overhead, measure_decode, measure_generation, measure_prefill
 from lessonlib.lab.measure_server import BatchingResult, LoadResult, Served, measure_batching, measure_clients
 from lessonlib.lab.pretrained import load_pretrained
+from lessonlib.lab.quality import (
+    Quality,
+    QuantizedModel,
+    Reference,
+    Scheme,
+    make_reference,
+    measure_quality,
+    perplexity,
+    quantized_model,
+    text_tokens,
+)
 from lessonlib.lab.server import LlamaCppServer
 
 __all__ = [
@@ -22,15 +34,28 @@ __all__ = [
     "LlamaCppServer",
     "LoadResult",
     "Machine",
+    "Quality",
+    "QuantizedModel",
+    "Reference",
+    "Scheme",
     "Served",
+    "available_kernels",
     "fit_overhead",
     "generate",
     "load_pretrained",
+    "make_reference",
     "measure_batching",
     "measure_clients",
     "measure_decode",
     "measure_generation",
+    "measure_kernels",
     "measure_machine",
     "measure_prefill",
+    "measure_quality",
+    "perplexity",
+    "quantized_model",
     "stream",
+    "text_tokens",
+    "with_kernel",
+    "write_gguf",
 ]
