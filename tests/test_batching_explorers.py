@@ -86,8 +86,8 @@ def test_the_reference_in_words_and_in_the_picture():
     explorer = BatchingExplorer()
     assert repr(explorer) == explorer.readout == (
         "16 requests of 3 to 200 tokens (719 in all) on 4 lanes. Static batching takes 470 steps and uses 38.2% of "
-        "what the lanes could make; continuous batching takes 200 steps and uses 89.9%. That is 2.35 times as fast. "
-        "No order of the requests takes fewer than 200 (the longest request)."
+        "what the lanes could make; continuous batching takes 200 steps and uses 89.9%. That is 2.35 times as many "
+        "tokens a step. No order of the requests takes fewer than 200 (the longest request)."
     )  # fmt: skip
     titles = [note.text for note in explorer.figure.layout.annotations]
     assert "470 steps, 38.2%" in titles[0] and "200 steps, 89.9%" in titles[1]

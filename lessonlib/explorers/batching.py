@@ -140,7 +140,7 @@ def describe(setting: Setting) -> str:
     if static.steps == continuous.steps:
         said.append("Here both take equally long.")
     else:
-        said.append(f"That is {static.steps / continuous.steps:.2f} times as fast.")
+        said.append(f"That is {static.steps / continuous.steps:.2f} times as many tokens a step.")
     fewest = fewest_steps(lens, lanes)
     why = "the longest request" if fewest == max(lens) else "all lanes busy in every step"
     said.append(f"No order of the requests takes fewer than {fewest:,} ({why}).")
