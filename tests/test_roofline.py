@@ -113,7 +113,7 @@ def test_a_larger_batch_never_lowers_the_intensity_of_the_weights(batch_size, co
         ({"batch_size": 1.5}, "batch_size"),
         ({"context_len": -1}, "context_len must be a whole number of at least 0, got -1"),
         ({"weight_bits": 5}, "weight_bits must be one of"),
-        ({"kv_bits": 7}, "kv_bits must be one of"),
+        ({"kv_bits": 0}, "kv_bits must be a finite number above 0"),
     ],
 )
 def test_bad_input(options, said):

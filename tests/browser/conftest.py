@@ -36,7 +36,7 @@ def lesson(laboratory, request) -> Iterator[tuple[Page, list[str]]]:
     page.screenshot(path=SHOTS / f"{name}_stored.png")
     run_all(page)
     page.locator(EXPLORER).first.scroll_into_view_if_needed()
-    page.wait_for_selector(f"{EXPLORER} .js-plotly-plot .scatterlayer", timeout=30_000)
+    page.wait_for_selector(f"{EXPLORER} .js-plotly-plot .main-svg", timeout=30_000)
     page.wait_for_selector(f"{EXPLORER} [role=slider][aria-label]", timeout=30_000)
     yield page, errors
     page.close()

@@ -26,9 +26,9 @@ def test_each_slider_redraws_by_keyboard(lesson, shots, name, key):
 def test_scales_and_group_size(lesson):
     page, _ = lesson
     explorer = page.locator(EXPLORER).first
-    explorer.get_by_label("Scales").select_option("one per channel")
+    explorer.get_by_role("combobox", name="Scales").select_option("one per channel")
     explorer.get_by_text("one scale per channel").wait_for(timeout=5_000)
-    explorer.get_by_label("Scales").select_option("one per group")
+    explorer.get_by_role("combobox", name="Scales").select_option("one per group")
     explorer.get_by_text("one scale per group of 32").wait_for(timeout=5_000)
     press_slider(page, "Group size", "ArrowLeft")
     explorer.get_by_text("one scale per group of 16").wait_for(timeout=5_000)

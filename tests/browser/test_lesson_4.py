@@ -17,10 +17,10 @@ def test_lanes_by_keyboard(lesson, shots):
 def test_random_lengths_and_a_list_of_one_s_own(lesson):
     page, _ = lesson
     explorer = page.locator(EXPLORER).first
-    explorer.get_by_label("Lengths").select_option("random")
+    explorer.get_by_role("combobox", name="Lengths").select_option("random")
     press_slider(page, "Seed", "ArrowRight")
-    explorer.get_by_label("Lengths").select_option("your own list")
-    box = explorer.get_by_label("Your own list")
+    explorer.get_by_role("combobox", name="Lengths").select_option("your own list")
+    box = explorer.get_by_role("textbox", name="Your own list")
     box.fill("5, 3, apples")
     box.press("Enter")
     explorer.get_by_text("entry 3 is 'apples'").wait_for(timeout=5_000)
