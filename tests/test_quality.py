@@ -356,39 +356,6 @@ def test_a_smaller_cache_costs_more(pretrained, reference):
     assert [quality.effective_kv_bits(bits, 64) for bits in (16, 8, 4)] == [16, 8.375, 4.3125]
 
 
-# The ladder, as it is stored
-
-
-@pytest.fixture(scope="module")
-def stored() -> Ladder:
-    return read_ladder()
-
-
-def test_the_stored_ladder_is_whole_and_says_where_it_comes_from(stored):
-    assert [row.name for row in stored.rows] == [scheme.name for scheme in ladder.LADDER]
-    for row, scheme in zip(stored.rows, ladder.LADDER, strict=True):
-        assert all(getattr(row, key) == value for key, value in dataclasses.asdict(scheme).items())
-    assert set(stored.provenance) == set(ladder.provenance())
-    for key in ("what", "command", "model", "data", "settings"):
-        assert stored.provenance[key] == ladder.provenance()[key], f"{key}: measure the ladder again"
-    assert all(stored.provenance.values())
-    with pytest.raises(KeyError, match="rtn 8 bits channel"):
-        stored["rtn 9 bits"]
-
-
-@pytest.mark.parametrize("name", ["rtn 4 bits group 64", "KV 4 bits"])
-def test_a_sample_of_the_stored_ladder_is_what_is_measured_here(name, stored, pretrained):
-    model, tokenizer = pretrained
-    [scheme] = [s for s in ladder.LADDER if s.name == name]
-    row, result = stored[name], quantized_model(model, scheme)
-    tokens = quality.text_tokens(tokenizer, "evaluation")[: quality.CONTEXT]
-    measured = quality.perplexity(result.model, tokens, quality.CONTEXT, scheme.kv_bits)
-    assert measured == pytest.approx(row.start_perplexity, rel=0.005)
-    assert result.matrix_bits == pytest.approx(row.matrix_bits, rel=1e-5)
-    assert result.effective_bits == pytest.approx(row.model_bits, rel=1e-5)
-    assert result.kv_bits == row.cache_bits
-
-
 # The ladder, measured
 
 
