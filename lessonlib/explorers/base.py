@@ -199,12 +199,11 @@ class Explorer(widgets.VBox):
 
     busy_note = ""
 
-    def __init__(self, controls: dict[str, widgets.Widget], figure: go.Figure) -> None:
+    def __init__(
+        self, controls: dict[str, widgets.Widget], figure: go.Figure, values: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
         self.controls = controls
         self.figure = figure
-        self.live = live_figure(figure)
-        if isinstance(self.live, go.FigureWidget):
-            self.figure = self.live
         self.readout = ""
         self._readout_box = widgets.HTML()
         self._table_box = widgets.HTML()
@@ -217,11 +216,17 @@ class Explorer(widgets.VBox):
             control.layout.width = "400px"
             control.observe(self._changed, names="value")
         self._show_table.observe(self._fill_table, names="value")
+        # All is set before the figure goes live: an update between then and its display would lose the traces' names.
+        self._changed()
+        if values:
+            self.set(**values)
+        self.live = live_figure(self.figure)
+        if isinstance(self.live, go.FigureWidget):
+            self.figure = self.live
         grid = widgets.GridBox(list(controls.values()), layout={"grid_template_columns": "410px 410px"})
         parts = [grid, self.live, self._readout_box, self._show_table, self._table_box, *accessible_names()]
         super().__init__(parts)
         self.add_class("lessonlib-explorer")
-        self._changed()
 
     def redraw(self) -> str:
         """Update the figure from the controls; return the readout."""

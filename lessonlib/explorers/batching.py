@@ -187,9 +187,7 @@ class BatchingExplorer(base.Explorer):
         }
         self._output_lens: tuple[int, ...] = REFERENCE_LENS  # the last that could be read
         self._problem = ""
-        super().__init__(controls, batching_figure(Setting()))
-        if values:
-            self.set(**values)
+        super().__init__(controls, batching_figure(Setting()), values)
 
     @property
     def setting(self) -> Setting:

@@ -229,9 +229,7 @@ class KVGrowthExplorer(base.Explorer):
             "weight_bits": base.slider("Weight bits", list(WEIGHT_BITS), 16),
         }
         self.controls = controls
-        super().__init__(controls, kv_growth_figure(self.setting))
-        if values:
-            self.set(**values)
+        super().__init__(controls, kv_growth_figure(self.setting), values)
 
     @property
     def setting(self) -> Setting:

@@ -279,9 +279,7 @@ class LoadExplorer(base.Explorer):
         }
         self.controls = controls
         self._problem = ""
-        super().__init__(controls, load_figure(self.setting))
-        if values:
-            self.set(**values)
+        super().__init__(controls, load_figure(self.setting), values)
 
     @property
     def setting(self) -> Setting:

@@ -168,9 +168,7 @@ class QuantizationErrorExplorer(base.Explorer):
         self.controls = controls
         self._updating = True
         self._offer_sizes()
-        super().__init__(controls, quantization_figure(self.setting))
-        if values:
-            self.set(**values)
+        super().__init__(controls, quantization_figure(self.setting), values)
 
     @property
     def setting(self) -> Setting:

@@ -206,9 +206,7 @@ class RooflineExplorer(base.Explorer):
         self.controls = controls
         self._updating = True
         self._offer_dtypes()
-        super().__init__(controls, roofline_figure(self.setting))
-        if values:
-            self.set(**values)
+        super().__init__(controls, roofline_figure(self.setting), values)
 
     @property
     def setting(self) -> Setting:

@@ -37,6 +37,8 @@ def test_load_by_keyboard(lesson, shots):
     explorer.get_by_role("slider", name="Requests/s").focus()
     page.keyboard.press("ArrowRight")
     explorer.get_by_text("A100 80GB SXM, 20 requests/s").wait_for(timeout=10_000)
+    names = explorer.locator(".js-plotly-plot .legend").text_content()
+    assert "goodput" in names and "trace" not in names  # every line is still called what it was
     page.screenshot(path=shots / "lesson_4_load.png")
 
 
