@@ -30,7 +30,7 @@ from tqdm.auto import tqdm
 import lessonlib
 from lessonlib.checks import check_count
 from lessonlib.lab.llama import Llama
-from lessonlib.lab.machine import _cpu_name
+from lessonlib.lab.machine import processor_name
 from lessonlib.lab.pretrained import FILE_NAME, FILE_SHA256, cached_path, load_pretrained
 from lessonlib.lab.quality import (
     CALIBRATED,
@@ -149,7 +149,7 @@ def provenance(num_tokens: int | None = None, num_items: int | None = None) -> d
         "data": f"evaluation.txt, calibration.txt, cloze.csv, SHA-256 {data_hash()}",
         "settings": f"context {CONTEXT}, calibration context {CALIBRATION_CONTEXT}, "
         f"tokens {num_tokens or 'all'}, items {num_items or 'all'}, fp32, one thread for each row",
-        "processor": f"{_cpu_name()}, {os.cpu_count()} cores",
+        "processor": f"{processor_name()}, {os.cpu_count()} cores",
         "versions": f"torch {torch.__version__}, numpy {np.__version__}, lessonlib {lessonlib.__version__}",
         "date": datetime.date.today().isoformat(),
     }

@@ -152,7 +152,7 @@ def _load(here: dict[str, Any]) -> Machine | None:
 
 def _provenance() -> dict[str, Any]:
     return {
-        "cpu": _cpu_name(),
+        "cpu": processor_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "system": f"{platform.system()} {platform.machine()}",
@@ -164,7 +164,7 @@ def _provenance() -> dict[str, Any]:
     }
 
 
-def _cpu_name() -> str:
+def processor_name() -> str:
     """The processor's name as its system gives it."""
     if sys.platform == "linux":
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
