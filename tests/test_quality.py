@@ -472,6 +472,68 @@ def test_workers_measure_what_this_process_would(tmp_path, pretrained):
         ladder.measure_ladder(tmp_path / "other.csv", [scheme], workers=-1)
 
 
+# The ladder as it is stored
+
+
+@pytest.fixture(scope="module")
+def stored() -> Ladder:
+    return read_ladder()
+
+
+def test_the_stored_ladder_is_whole_and_says_where_it_comes_from(stored):
+    assert [row.name for row in stored.rows] == [scheme.name for scheme in ladder.LADDER]
+    for row, scheme in zip(stored.rows, ladder.LADDER, strict=True):
+        assert {name: getattr(row, name) for name in dataclasses.asdict(scheme)} == dataclasses.asdict(scheme)
+    now = ladder.provenance()
+    assert stored.provenance.keys() == now.keys()
+    for key in ("what", "command", "model", "data", "settings"):  # the rest is the machine's and the day's
+        assert stored.provenance[key] == now[key]
+    with pytest.raises(KeyError, match="'rtn 5 bits' is no row of the ladder; there are reference, same grid, "):
+        stored["rtn 5 bits"]
+
+
+@pytest.mark.parametrize("scheme", [Scheme("rtn", 4, "group", 64), Scheme(kv_bits=4)], ids=lambda scheme: scheme.name)
+def test_a_sample_of_the_stored_ladder_comes_out_again(stored, pretrained, scheme):
+    model, tokenizer = pretrained
+    start = quality.text_tokens(tokenizer, "evaluation")[: quality.CONTEXT]
+    rounded = quantized_model(model, scheme)
+    row = stored[scheme.name]
+    assert quality.perplexity(rounded.model, start, kv_bits=scheme.kv_bits) == pytest.approx(
+        row.start_perplexity, rel=0.005
+    )
+    assert row.matrix_bits == pytest.approx(rounded.matrix_bits, rel=1e-5)
+    assert row.model_bits == pytest.approx(rounded.effective_bits, rel=1e-5)
+    assert (row.num_bytes, row.cache_bits) == (rounded.num_bytes, rounded.kv_bits)
+
+
+def test_the_reference_is_a_fair_one(stored):
+    reference = stored["reference"]
+    assert 0.4 < reference.task_accuracy < 0.95
+    assert reference.kl_divergence < 1e-6 and reference.top1_agreement == 1
+    same = stored["same grid"]  # the grid that the weights are shipped on
+    assert (same.perplexity, same.task_accuracy) == (reference.perplexity, reference.task_accuracy)
+
+
+def test_the_stored_ladder_has_the_shape_that_the_lesson_tells(stored):
+    def of(name: str) -> float:
+        return stored[name].perplexity
+
+    for bits in (8, 6, 4, 3):
+        group, channel, tensor = (
+            of(f"rtn {bits} bits group 64"),
+            of(f"rtn {bits} bits channel"),
+            of(f"rtn {bits} bits tensor"),
+        )
+        assert group < channel < tensor
+    assert of("rtn 4 bits group 32") < of("rtn 4 bits group 64") < of("rtn 4 bits group 192")
+    for bits in (4, 3):
+        rounded = of(f"rtn {bits} bits group 64")
+        assert max(of(f"{method} {bits} bits group 64") for method in ("awq", "gptq")) < rounded
+    random = [of(f"random 3 bits group 64 seed {seed}") for seed in range(3)]
+    assert of("salient 3 bits group 64") < 0.8 * min(random)
+    assert of("KV 8 bits") == pytest.approx(of("reference"), rel=0.005)
+
+
 # What it gains
 
 
