@@ -333,7 +333,7 @@ def plan(
         check_count(name, value)
     if context_len is not None:
         check_count("context_len", context_len)
-    check_choice("kv_bits", kv_bits, kv_cache.KV_BITS)
+    kv_cache.bytes_per_token(model, kv_bits)  # refuses what is no width
     shards = _kv_shards(model, tensor_parallel)
     stages = split_layers(model.num_layers, pipeline_parallel) if stage_layers is None else tuple(stage_layers)
     _check_stages(model, stages, pipeline_parallel)

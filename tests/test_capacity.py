@@ -324,7 +324,8 @@ def test_plans_are_values():
         ({"tensor_parallel": 3}, "tensor_parallel must divide the 32 query heads"),
         ({"pipeline_parallel": 33}, "pipeline_parallel must be at most the 32 layers, got 33"),
         ({"pipeline_parallel": 2, "stage_layers": (16, 17)}, "stage_layers must be 2 numbers that add up to the 32"),
-        ({"kv_bits": 5}, "kv_bits must be one of 2, 3, 4"),
+        ({"kv_bits": 33}, "kv_bits must be above 0 and at most 32, got 33"),
+        ({"kv_bits": 0}, "kv_bits must be a finite number above 0, got 0"),
         ({"context_len": 0}, "context_len must be a whole number of at least 1, got 0"),
         ({"unquantized": ("router",)}, "unquantized must be one of embedding, head, norms"),
         ({"batch_size": 0}, "batch_size must be a whole number of at least 1, got 0"),
@@ -333,6 +334,13 @@ def test_plans_are_values():
 def test_bad_arguments_say_what_is_allowed(options, message):
     with pytest.raises(ValueError, match=message):
         plan(LLAMA_3, H100, **options)
+
+
+@given(MODELS, st.floats(0.1, 32))
+def test_a_cached_number_may_take_any_width(model, kv_bits):
+    found = plan(model, H100, memory_bytes=4e12, kv_bits=kv_bits)
+    assert found.tightest.bytes_per_token == pytest.approx(kv_cache.bytes_per_token(model, kv_bits))
+    assert found.num_tokens <= plan(model, H100, memory_bytes=4e12, kv_bits=kv_bits / 2).num_tokens
 
 
 def test_an_accelerator_without_known_memory():
@@ -364,9 +372,9 @@ def test_a_request_costs_its_share_of_the_time():
     assert cost.output == pytest.approx(200 * step / 32 * 0.001 / 201 * 1e6)
     assert cost.request == pytest.approx((1000 * cost.input + 201 * cost.output) / 1e6)
     assert cost.ttft_s == pytest.approx(step + prefill)
-    # in the time of one request's tokens as many requests are prefilled as leave: a whole batch in 200 steps
-    assert cost.tpot_s == pytest.approx(step + 32 * prefill / 200)
-    assert cost.requests_per_s * (200 * cost.tpot_s) == pytest.approx(32)  # Little's law
+    # in the time of one request's 200 steps each of the other 31 leaves, and another is prefilled in its place
+    assert cost.tpot_s == pytest.approx(step + 31 * prefill / 200)
+    assert cost.requests_per_s * (prefill + 200 * cost.tpot_s) == pytest.approx(32)  # Little's law
     assert cost.tokens_per_s == pytest.approx(201 * cost.requests_per_s)
     half = capacity.cost_per_million_tokens(found, 1000, 201, 32, usd_per_hour=3.6, utilization=0.5)
     assert half.request == pytest.approx(2 * cost.request)

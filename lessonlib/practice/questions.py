@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from lessonlib import batching, kv_cache, latency, quantization, roofline
+from lessonlib import batching, capacity, kv_cache, latency, quantization, roofline
 from lessonlib.accelerators import Accelerator
 from lessonlib.checks import check_choice, check_count
 from lessonlib.models import ModelConfig, effective_bits, get_model
@@ -772,17 +772,12 @@ def _draw_8(rng: random.Random) -> dict[str, Any]:
     return {"tokens_per_answer": rng.choice((200, 400, 500, 800)), **deployment("a", 90), **deployment("b", 80)}
 
 
-def usd_per_million_tokens(usd_per_hour: float, tokens_per_s: float) -> float:
-    """What a million tokens cost (USD) on a deployment that is busy all the time."""
-    return usd_per_hour / (tokens_per_s * 3600) * 1e6
-
-
 def _build_8(p: Mapping[str, Any]) -> dict[str, Any]:
     answer_tokens, names = p["tokens_per_answer"], ("A", "B")
     rates, prices, accuracies = (
         [p[f"{name}_{what}"] for name in "ab"] for what in ("tokens_per_s", "usd_per_hour", "accuracy")
     )
-    costs = [usd_per_million_tokens(price, rate) for price, rate in zip(prices, rates, strict=True)]
+    costs = [float(capacity.cost_from_rate(price, rate)) for price, rate in zip(prices, rates, strict=True)]
     per_1000 = [cost * answer_tokens * 1000 / 1e6 for cost in costs]  # answers, right or wrong
     per_correct = [cost / accuracy for cost, accuracy in zip(per_1000, accuracies, strict=True)]
     best = min(range(2), key=per_correct.__getitem__)
