@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from lessonlib.lab import LlamaCppServer, measure_batching, measure_clients
-from lessonlib.lab import measure_server as client_module
+from lessonlib.lab.load_test import client as client_module
 from lessonlib.lab.pretrained import fetch
 
 
@@ -209,7 +209,7 @@ def test_static_and_continuous_batches(server):
 
 def test_no_prompt_is_sent_twice(server, monkeypatch):
     sent = []
-    ask_one = client_module._Api.ask
+    ask_one = client_module.Api.ask
 
     async def watched(self, client, request, *rest):
         monkeypatch.setattr(client, "stream", watch(client.stream))
@@ -222,7 +222,7 @@ def test_no_prompt_is_sent_twice(server, monkeypatch):
 
         return note if stream.__name__ == "stream" else stream
 
-    monkeypatch.setattr(client_module._Api, "ask", watched)
+    monkeypatch.setattr(client_module.Api, "ask", watched)
     for _ in range(2):
         measure_clients(server.url, (2,), prompt_len=16, output_len=1)
     assert len(sent) == len(set(sent)) == 2 * (1 + 4)

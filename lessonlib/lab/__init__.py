@@ -8,11 +8,14 @@ import os
 # it reads this when torch is first imported. Whoever has set it keeps their own setting.)
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
+from lessonlib.lab.answers import Answers, compare_answers, measure_answers
 from lessonlib.lab.kernels import available_kernels, measure_kernels, with_kernel, write_gguf
 from lessonlib.lab.llama import KVCache, Llama, generate, stream
+from lessonlib.lab.load_test import LoadResult, LoadTest, Served, load_test
 from lessonlib.lab.machine import Machine, measure_machine
 from lessonlib.lab.measure import fit_overhead, measure_decode, measure_generation, measure_prefill
-from lessonlib.lab.measure_server import BatchingResult, LoadResult, Served, measure_batching, measure_clients
+from lessonlib.lab.measure_server import BatchingResult, measure_batching, measure_clients
+from lessonlib.lab.originals import load_original
 from lessonlib.lab.pretrained import load_pretrained
 from lessonlib.lab.quality import (
     Quality,
@@ -28,11 +31,13 @@ from lessonlib.lab.quality import (
 from lessonlib.lab.server import LlamaCppServer
 
 __all__ = [
+    "Answers",
     "BatchingResult",
     "KVCache",
     "Llama",
     "LlamaCppServer",
     "LoadResult",
+    "LoadTest",
     "Machine",
     "Quality",
     "QuantizedModel",
@@ -40,10 +45,14 @@ __all__ = [
     "Scheme",
     "Served",
     "available_kernels",
+    "compare_answers",
     "fit_overhead",
     "generate",
+    "load_original",
     "load_pretrained",
+    "load_test",
     "make_reference",
+    "measure_answers",
     "measure_batching",
     "measure_clients",
     "measure_decode",

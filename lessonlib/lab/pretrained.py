@@ -16,6 +16,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -118,22 +119,31 @@ def _by_hand(path: Path) -> str:
     )
 
 
-def load_pretrained(
-    path: str | os.PathLike[str] | None = None, dtype: torch.dtype = torch.float32
-) -> tuple[Llama, Tokenizer]:
-    """The model with its weights dequantized to `dtype`, and its tokenizer; fetched first if no `path` is given.
+def read_gguf(file: Path) -> tuple[dict[str, Any], dict[str, gguf.ReaderTensor]]:
+    """A GGUF file's fields and its tensors, by name.
 
-    Raises ValueError for a file that is not a complete GGUF file of a Llama, FileNotFoundError for none.
+    Raises ValueError for a file that is not a complete GGUF file, FileNotFoundError for none.
     """
-    file = Path(path) if path is not None else fetch()
     if not file.is_file():
         raise FileNotFoundError(f"no model file at {file}")
     try:
         reader = gguf.GGUFReader(file)
         fields = {name: field.contents() for name, field in reader.fields.items()}
-        tensors = {tensor.name: tensor for tensor in reader.tensors}
+        return fields, {tensor.name: tensor for tensor in reader.tensors}
     except (ValueError, IndexError, KeyError, OverflowError, MemoryError) as error:
         raise ValueError(f"{file.name} is not a complete GGUF file ({error}): fetch it again") from error
+
+
+def load_pretrained(
+    path: str | os.PathLike[str] | None = None, dtype: torch.dtype = torch.float32
+) -> tuple[Llama, Tokenizer]:
+    """The model with its weights dequantized to `dtype`, and its tokenizer; fetched first if no `path` is given.
+
+    (`lessonlib.lab.originals.load_original` has the weights as they were before they were quantized.)
+    Raises ValueError for a file that is not a complete GGUF file of a Llama, FileNotFoundError for none.
+    """
+    file = Path(path) if path is not None else fetch()
+    fields, tensors = read_gguf(file)
     config = _config(fields, file)
     weights: dict[str, torch.Tensor] = {}
     for name, shape in config.tensor_shapes().items():
