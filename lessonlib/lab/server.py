@@ -21,7 +21,7 @@ from typing import IO, Any
 from lessonlib.checks import check_count, check_number
 
 LOOPBACK = "127.0.0.1"
-LOG_LINES = 1000  # kept
+LOG_LINES = 10_000  # kept; a request takes some 25
 TAIL_LINES = 12  # shown in an error
 POLL_S = 0.02
 # llama.cpp's threads meet hundreds of times for each token. Where something else has one of few cores, those that spin
@@ -241,6 +241,7 @@ def _serve(settings: dict[str, Any]) -> None:
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = settings["threads"]
     params.fit_params = False  # all as asked for, or an error
     params.cache_ram_mib = 0  # no copies of finished requests' caches
+    params.verbosity = 4  # from here on it says what its memory goes to
     params.ui = False
     params.offline = True
     try:
