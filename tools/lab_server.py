@@ -10,9 +10,11 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
+import nbformat
 from playwright.sync_api import Browser, Page, TimeoutError, sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,13 +38,22 @@ def chromium_path() -> str | None:
 
 
 @contextlib.contextmanager
-def jupyterlab(*extra_notebooks: Path, config_path: Path = ROOT / "jupyter") -> Iterator[str]:
-    """The address of a JupyterLab on a copy of the course's notebooks; it ends with the block."""
+def jupyterlab(
+    *extra_notebooks: Path,
+    config_path: Path = ROOT / "jupyter",
+    sections: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> Iterator[str]:
+    """The address of a JupyterLab on a copy of the course's notebooks; it ends with the block.
+
+    Of the notebooks named in `sections` only the code of these sections is there ("1.3"), and the first cell.
+    """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         for name in ("notebooks", "exercises", "solutions"):
             shutil.copytree(ROOT / name, Path(folder) / name)
         for notebook in extra_notebooks:
             shutil.copy(notebook, Path(folder) / "notebooks")
+        for name, kept in sections.items():
+            _keep_sections(Path(folder) / "notebooks" / name, kept)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -59,6 +70,19 @@ def jupyterlab(*extra_notebooks: Path, config_path: Path = ROOT / "jupyter") -> 
             finally:
                 server.terminate()
                 server.wait(30)
+
+
+def _keep_sections(path: Path, sections: Sequence[str]) -> None:
+    """Leave the code of other sections out. Every section works after the first cell alone (a test holds that)."""
+    notebook = nbformat.read(path, as_version=4)
+    cells, section = [], ""
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown" and cell.source.startswith("## "):
+            section = cell.source.split()[1]
+        if cell.cell_type == "markdown" or not section or section in sections:
+            cells.append(cell)
+    notebook.cells = cells
+    nbformat.write(notebook, path)
 
 
 def _wait(server: subprocess.Popen, address: str, log: Path) -> None:

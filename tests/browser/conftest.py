@@ -1,4 +1,7 @@
-"""A lesson as a learner has it: JupyterLab in a real Chromium, with every cell run."""
+"""A lesson as a learner has it: JupyterLab in a real Chromium, with the cells run of the sections that are looked at.
+
+(nbval runs all cells of all notebooks.)
+"""
 
 import os
 from collections.abc import Iterator
@@ -13,18 +16,20 @@ SHOTS = Path(__file__).resolve().parents[2] / "test-results"
 
 
 @pytest.fixture(scope="session")
-def laboratory() -> Iterator[tuple[str, Browser]]:
+def laboratory(request) -> Iterator[tuple[str, Browser]]:
     """One JupyterLab and one browser for all lessons."""
     if chromium_path() is None and not os.environ.get("CI"):
         pytest.skip("no Chromium on this machine: the browser tests are left out")
     SHOTS.mkdir(exist_ok=True)
-    with jupyterlab() as address, browser() as chromium:
+    modules = {item.module for item in request.session.items}
+    sections = {module.NOTEBOOK: module.SECTIONS for module in modules if hasattr(module, "SECTIONS")}
+    with jupyterlab(sections=sections) as address, browser() as chromium:
         yield address, chromium
 
 
 @pytest.fixture(scope="module")
 def lesson(laboratory, request) -> Iterator[tuple[Page, list[str]]]:
-    """The module's NOTEBOOK with all cells run, and what the browser's console said by then and later."""
+    """The module's NOTEBOOK with the cells of its SECTIONS run, and what the browser's console said until the end."""
     address, chromium = laboratory
     name = request.module.NOTEBOOK
     errors: list[str] = []

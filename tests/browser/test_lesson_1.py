@@ -6,6 +6,7 @@ from tools.lab_server import EXPLORER, press_slider
 
 pytestmark = pytest.mark.browser
 NOTEBOOK = "01_bandwidth_bound.ipynb"
+SECTIONS = ("1.1", "1.3", "1.6")
 
 
 @pytest.mark.parametrize("name", ["Batch size", "Context (tokens)", "Weight bits", "KV bits"])

@@ -6,6 +6,7 @@ from tools.lab_server import EXPLORER, press_slider
 
 pytestmark = pytest.mark.browser
 NOTEBOOK = "03_quantization.ipynb"
+SECTIONS = ("3.2", "3.4", "3.5")
 
 
 @pytest.mark.parametrize(("name", "key"), [("Bits", "ArrowLeft"), ("Look at channel", "ArrowRight")])

@@ -6,6 +6,7 @@ from tools.lab_server import EXPLORER, press_slider
 
 pytestmark = pytest.mark.browser
 NOTEBOOK = "04_batching.ipynb"
+SECTIONS = ("4.3", "4.4", "4.7")
 
 
 def test_lanes_by_keyboard(lesson, shots):
