@@ -10,6 +10,8 @@ from lessonlib import roofline
 from lessonlib.accelerators import Accelerator
 from lessonlib.checks import check_number, check_values
 from lessonlib.explorers import base
+from lessonlib.explorers.pictures import LINE_STYLES
+from lessonlib.ladder import LadderRow
 from lessonlib.units import fmt
 
 
@@ -140,3 +142,36 @@ def roofline_picture(
         for label, intensity, rate in points
     ]
     return base.Picture(figure, f"Ridge at {fmt(ridge, 'FLOP/B', 3)}. " + "; ".join(said) + ".")
+
+
+def ladder_picture(lines: Mapping[str, Sequence[LadderRow]]) -> base.Picture:
+    """KL divergence from the unrounded model (nats per token) against what a weight takes, a line for each way.
+
+    Raises ValueError for no lines, more than there are styles, a line without rows, and a row without any loss, which
+    has no place on a logarithmic axis.
+    """
+    if not 1 <= len(lines) <= len(LINE_STYLES) or not all(lines.values()):
+        raise ValueError(f"lines must hold 1 to {len(LINE_STYLES)} lines of one row or more, got {len(lines)}")
+    figure = base.new_figure(
+        "effective bits of a weight (scales and zero points included)", "KL divergence (nats per token)",
+        legend={"x": 0.98, "y": 0.98, "xanchor": "right", "bgcolor": "rgba(255,255,255,0.8)"},
+    )  # fmt: skip
+    said, losses = [], []
+    for (name, line), (color, dash, symbol) in zip(lines.items(), LINE_STYLES, strict=False):
+        ordered = sorted(line, key=lambda row: row.matrix_bits)
+        losses += [check_number("kl_divergence", row.kl_divergence, exclusive=True) for row in ordered]
+        figure.add_scatter(
+            x=[row.matrix_bits for row in ordered], y=[row.kl_divergence for row in ordered], name=name,
+            mode="lines+markers", line={"color": color, "dash": dash, "width": 3}, marker={"symbol": symbol, "size": 9},
+            customdata=[[row.name, row.perplexity, 100 * row.task_accuracy] for row in ordered],
+            hovertemplate="%{customdata[0]}: %{x:.3g} bits, KL %{y:.3g} nats, perplexity %{customdata[1]:.4g}, "
+            "task %{customdata[2]:.0f} %<extra></extra>",
+        )  # fmt: skip
+        ends = [
+            f"{fmt(row.kl_divergence, digits=2)} at {row.matrix_bits:.3g} bits" for row in (ordered[-1], ordered[0])
+        ]
+        said.append(f"{name} from {' to '.join(ends)}")
+    limits = (min(losses) / 2, max(losses) * 3)
+    base.log_ticks(figure.layout.yaxis, limits, "")
+    figure.update_yaxes(range=np.log10(limits).tolist())
+    return base.Picture(figure, f"KL divergence in nats per token: {'; '.join(said)}.")
