@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lessonlib.accelerators import Accelerator, get_accelerator, list_accelerators
 from lessonlib.capacity import SLO, Service, batch_under_slo, cost_per_million_tokens, plan
-from lessonlib.explorers import ServingExplorer
+from lessonlib.explorers.serving import ServingExplorer
 from lessonlib.explorers.serving import (
     PARTS,
     TPOT_LIMITS,
