@@ -269,6 +269,13 @@ def test_what_cannot_be_served_is_said_and_not_drawn(load_explorer):
     assert all(len(trace.x) for trace in load_explorer.figure.data)
 
 
+def test_a_start_with_what_cannot_be_served():
+    explorer = LoadExplorer("llama-3.1-405b")
+    assert explorer.readout.startswith("This cannot be served: the weights of Llama 3.1 405B")
+    explorer.set(model="llama-3.1-8b")
+    assert all(len(trace.x) for trace in explorer.figure.data)
+
+
 def test_a_model_and_a_machine_of_one_s_own():
     explorer = LoadExplorer(model=TINY, machine=SLOW, prompt_len=50, output_len=20)
     assert explorer.readout.startswith("Tiny on Slow, 10 requests/s of about 50 prompt and 20 output tokens")

@@ -90,7 +90,13 @@ def _report(curve: LoadCurve, rate_per_s: float) -> Report:
 
 
 def load_figure(setting: Setting) -> go.Figure:
-    """The whole figure for a setting; `update_load_figure` changes it in place."""
+    """The whole figure for a setting; `update_load_figure` changes it in place. Raises ValueError as that does."""
+    figure = _empty_figure()
+    update_load_figure(figure, setting)
+    return figure
+
+
+def _empty_figure() -> go.Figure:
     figure = base.new_figure(
         "", "", height=500, margin={"l": 75, "r": 20, "t": 95, "b": 60},
         legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"size": 13},
@@ -133,7 +139,6 @@ def load_figure(setting: Setting) -> go.Figure:
     figure.update_traces(hovertemplate="%{customdata}<extra></extra>", selector={"hoverinfo": None})
     for rank, name in enumerate(LEGEND):
         figure.update_traces(legendrank=rank, selector={"name": name})
-    update_load_figure(figure, setting)
     return figure
 
 
@@ -279,7 +284,7 @@ class LoadExplorer(base.Explorer):
         }
         self.controls = controls
         self._problem = ""
-        super().__init__(controls, load_figure(self.setting), values)
+        super().__init__(controls, _empty_figure(), values)
 
     @property
     def setting(self) -> Setting:
