@@ -8,10 +8,11 @@ from lessonlib import kv_cache, quantization, roofline
 from lessonlib.accelerators import Accelerator, get_accelerator
 from lessonlib.explorers import base
 from lessonlib.explorers.kv_growth import CURVE, KVGrowthExplorer
-from lessonlib.explorers.measured import Point, compared_times_picture, roofline_picture, times_picture
+from lessonlib.explorers.measured import Point, compared_times_picture, ladder_picture, roofline_picture, times_picture
 from lessonlib.explorers.pictures import blocks_picture, lines_picture
 from lessonlib.explorers.quantization_error import QuantizationErrorExplorer
 from lessonlib.explorers.roofline import RooflineExplorer, Setting, roofline_figure, update_roofline_figure
+from lessonlib.ladder import read_ladder
 from lessonlib.models import ModelConfig, get_model
 from lessonlib.paging import BlockTable
 
@@ -248,6 +249,21 @@ def test_lines():
         lines_picture([1], {}, "x", "y", "B")
     with pytest.raises(ValueError, match="above 0 on a logarithmic axis"):
         lines_picture([0, 1], {"a": [1, 2]}, "x", "y", "B")
+
+
+def test_the_ladder_is_drawn_by_its_losses():
+    ladder = read_ladder()
+    lines = {name: [ladder[f"rtn {bits} bits {name}"] for bits in (8, 4)] for name in ("tensor", "channel")}
+    picture = ladder_picture(lines)
+    [tensor, channel] = picture.figure.data
+    assert tensor.y == tuple(ladder[f"rtn {bits} bits tensor"].kl_divergence for bits in (4, 8))
+    assert channel.x == tuple(ladder[f"rtn {bits} bits channel"].matrix_bits for bits in (4, 8))
+    assert repr(picture).endswith("; channel from 0.0022 at 8.04 bits to 0.6 at 4.03 bits.")
+    for wrong in ({}, {"none": []}):
+        with pytest.raises(ValueError, match="lines must hold 1 to 5 lines of one row or more"):
+            ladder_picture(wrong)
+    with pytest.raises(ValueError, match="kl_divergence must be a finite number above 0, got 0"):
+        ladder_picture({"no loss": [ladder["same grid"]]})
 
 
 def test_blocks_name_their_users_and_their_order():

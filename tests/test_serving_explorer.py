@@ -1,6 +1,6 @@
 """The serving explorer without a browser: what it draws, what it says, how many messages it takes."""
 
-import time
+import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from lessonlib.accelerators import Accelerator, get_accelerator, list_accelerators
 from lessonlib.capacity import SLO, Service, batch_under_slo, cost_per_million_tokens, plan
-from lessonlib.explorers.serving import ServingExplorer
 from lessonlib.explorers.serving import (
     PARTS,
     TPOT_LIMITS,
     TTFT_LIMITS,
+    ServingExplorer,
     Setting,
     describe,
     serving_figure,
@@ -255,15 +255,20 @@ def test_values_of_one_s_own_and_values_that_are_none():
         ServingExplorer(efficiency=2)
 
 
-def test_a_redraw_is_quick(explorer):
-    explorer.set(model="llama-3.1-70b", accelerator="B300 (HGX)", num_accelerators=8)
-    explorer._show_table.value = False
-    took = []
-    for rate in (20, 30, 40, 50, 70):
-        start = time.perf_counter()
-        explorer.set(rate_per_s=rate)
-        took.append(time.perf_counter() - start)
-    assert min(took) < 0.05
+def test_what_lesson_5_says_of_its_experiments():
+    default = Setting(LLAMA_3, H100)
+
+    def price(**changes) -> float:
+        setting = dataclasses.replace(default, **changes)
+        return setting.knee.cost.output
+
+    slow, quick = default.knee, dataclasses.replace(default, tpot_limit_ms=10).knee
+    assert 0.25 < quick.batch_size / slow.batch_size < 0.3
+    assert quick.cost.output == pytest.approx(2 * slow.cost.output, rel=0.02)
+    assert price(kv_bits=8) < price(weight_bits=4) < price()  # at the knee caches are read longer than weights
+    assert slow.cost.token_time.kv_s > slow.cost.token_time.weights_s
+    rare = {bits: dataclasses.replace(default, rate_per_s=1, weight_bits=bits).now.tpot_s for bits in (16, 4)}
+    assert rare[4] < 0.4 * rare[16]
 
 
 FIGURE = serving_figure(Setting(LLAMA_3, H100))
