@@ -268,7 +268,12 @@ def test_what_lesson_5_says_of_its_experiments():
     assert price(kv_bits=8) < price(weight_bits=4) < price()  # at the knee caches are read longer than weights
     assert slow.cost.token_time.kv_s > slow.cost.token_time.weights_s
     rare = {bits: dataclasses.replace(default, rate_per_s=1, weight_bits=bits).now.tpot_s for bits in (16, 4)}
-    assert rare[4] < 0.4 * rare[16]
+    assert rare[4] < rare[16] / 2 and rare[4] < dataclasses.replace(default, rate_per_s=1, kv_bits=8).now.tpot_s
+    larger = {"model": get_model("llama-3.1-70b")}
+    barely = dataclasses.replace(default, **larger, weight_bits=8)
+    assert barely.service.most == 3 and round(barely.knee.cost.output / slow.cost.output, -1) == 100
+    for changes in ({"num_accelerators": 2, "weight_bits": 8}, {"num_accelerators": 4}):
+        assert round(price(**larger, **changes) / slow.cost.output) == 10
 
 
 FIGURE = serving_figure(Setting(LLAMA_3, H100))

@@ -50,7 +50,7 @@ def test_the_load_test_shows_its_table_and_its_picture(lesson, shots):
     said = cell.locator(".jp-OutputArea-output").all_inner_texts()
     table = next(text for text in said if "TTFT p50" in text)
     rows = [line for line in table.splitlines() if " client" in line]
-    assert len(rows) == 4 and all(row.rstrip().endswith("0 of 8") for row in rows)
+    assert len(rows) == 4 and all(row.rstrip().endswith("0 of 16") for row in rows)
     picture = page.locator(".js-plotly-plot", has=page.locator(".xtitle", has_text="clients"))
     picture.scroll_into_view_if_needed()
     assert picture.locator(".legend").text_content().count("predicted") == 2  # with and without the overhead
