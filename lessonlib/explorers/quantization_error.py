@@ -83,14 +83,17 @@ def update_quantization_figure(figure: go.Figure, setting: Setting) -> None:
     """Move both clouds in one update."""
     unchanged, values, channels, looked_at = figure.data
     row = setting.channel
-    columns = _spread(setting.weight.shape[1], VALUES_DRAWN)
+    largest = np.abs(setting.weight[row]).argmax()  # it decides the scale, and how far the axes reach
+    columns = np.union1d(_spread(setting.weight.shape[1], VALUES_DRAWN), largest)
     drawn = _spread(len(setting.weight), CHANNELS_DRAWN)
     before, after = setting.weight[row, columns], setting.approx[row, columns]
-    most = float(np.abs(setting.weight[row]).max()) * 1.1 or 1.0
+    most = float(np.abs(setting.weight[row, largest])) * 1.1 or 1.0
+    few = len(drawn) < len(setting.weight)
     with figure.batch_update():
         unchanged.x = unchanged.y = [-most, most]
         values.x, values.y = before, after
         channels.x, channels.y = drawn, setting.errors[drawn]
+        figure.layout.annotations[1].text = f"{len(drawn)} of the channels" if few else "all channels"
         looked_at.x, looked_at.y = [row], [setting.errors[row]]
         figure.layout.xaxis.range = figure.layout.yaxis.range = [-most, most]
         figure.layout.xaxis2.range = [-0.04 * len(setting.weight), 1.04 * len(setting.weight) - 1]
