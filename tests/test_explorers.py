@@ -9,7 +9,7 @@ from lessonlib.accelerators import Accelerator, get_accelerator
 from lessonlib.explorers import base
 from lessonlib.explorers.kv_growth import CURVE, KVGrowthExplorer
 from lessonlib.explorers.measured import Point, compared_times_picture, ladder_picture, roofline_picture, times_picture
-from lessonlib.explorers.pictures import blocks_picture, lines_picture
+from lessonlib.explorers.pictures import arrivals_picture, blocks_picture, lines_picture, stages_picture
 from lessonlib.explorers.quantization_error import QuantizationErrorExplorer
 from lessonlib.explorers.roofline import RooflineExplorer, Setting, roofline_figure, update_roofline_figure
 from lessonlib.ladder import read_ladder
@@ -264,6 +264,34 @@ def test_the_ladder_is_drawn_by_its_losses():
             ladder_picture(wrong)
     with pytest.raises(ValueError, match="kl_divergence must be a finite number above 0, got 0"):
         ladder_picture({"no loss": [ladder["same grid"]]})
+
+
+def test_stages_add_up_to_the_time_of_a_request():
+    picture = stages_picture({"a": {"prefill": 0.5, "decode": 1.5}, "b<br>c": {"prefill": 0.5, "decode": 0.02}})
+    prefill, decode = picture.figure.data
+    assert list(prefill.x) == [0.5, 0.5] and list(decode.x) == [1.5, 0.02]
+    assert decode.text == ("1.5 s", "")  # too narrow for a number
+    assert prefill.marker.pattern.shape != decode.marker.pattern.shape
+    assert repr(picture) == "a: prefill 500 ms, decode 1.5 s; b c: prefill 500 ms, decode 20 ms."
+    for wrong in ({}, {"a": {"x": 1}, "b": {"y": 1}}, {"a": dict.fromkeys("abcdef", 1)}):
+        with pytest.raises(ValueError, match="requests must all have the same 1 to 5 stages"):
+            stages_picture(wrong)
+    with pytest.raises(ValueError, match="prefill must be"):
+        stages_picture({"a": {"prefill": -1}})
+
+
+def test_arrivals_are_counted_from_the_first_request():
+    picture = arrivals_picture([(10.5, [11, 11.25]), (10, [10.25, 12])])
+    wait_1, tokens_1, wait_2, tokens_2 = picture.figure.data
+    assert list(wait_1.x) == [0, 0.25] and list(tokens_1.x) == [0.25, 2]
+    assert list(wait_2.x) == [0.5, 1] and list(tokens_2.x) == [1, 1.25] and list(tokens_2.y) == [2, 2]
+    assert [trace.showlegend for trace in picture.figure.data] == [True, True, False, False]
+    assert repr(picture).startswith(
+        "Requests, 1: sent at 0 s, first token after 250 ms, last after 2 s; 2: sent at 500"
+    )
+    for wrong in ([], [(0, [])]):
+        with pytest.raises(ValueError, match="at least one request, each with at least one token"):
+            arrivals_picture(wrong)
 
 
 def test_blocks_name_their_users_and_their_order():

@@ -1,10 +1,10 @@
-"""Pictures without controls: lines on logarithmic axes, and the blocks of a paged cache."""
+"""Pictures without controls: lines on logarithmic axes, the blocks of a paged cache, and timelines of requests."""
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lessonlib.checks import check_values
+from lessonlib.checks import check_number, check_values
 from lessonlib.explorers import base
 from lessonlib.paging import BlockTable
 from lessonlib.units import fmt
@@ -17,6 +17,8 @@ LINE_STYLES = (
     (base.ORANGE, "longdash", "triangle-up"),
 )
 FREE, SHARED = "white", "#999999"
+STAGE_STYLES = ((SHARED, "-"), (base.PURPLE, "."), (base.SKY, ""), (base.ORANGE, "/"), (base.GREEN, "x"))
+NARROW = 0.08  # share of the width that holds a time
 
 
 def lines_picture(
@@ -98,3 +100,76 @@ def blocks_picture(table: BlockTable, columns: int = 16) -> base.Picture:
 
 def _listed(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))
+
+
+def stages_picture(requests: Mapping[str, Mapping[str, float]]) -> base.Picture:
+    """What the time of one request goes to, stage after stage (seconds), a bar for each way to serve it.
+
+    Raises ValueError for no requests, requests whose stages differ, more stages than there are styles, or a negative
+    time.
+    """
+    stages = list(next(iter(requests.values()), {}))
+    if not 1 <= len(stages) <= len(STAGE_STYLES) or any(list(times) != stages for times in requests.values()):
+        raise ValueError(f"requests must all have the same 1 to {len(STAGE_STYLES)} stages, got {requests!r}"[:300])
+    seconds = np.array([[check_number(name, times[name]) for name in stages] for times in requests.values()])
+    names, longest = list(requests), float(seconds.sum(axis=1).max())
+    figure = base.new_figure(
+        "time since the request was sent", "", barmode="stack", height=190 + 75 * len(names),
+        margin={"l": 150, "r": 30, "t": 70, "b": 60},
+        legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
+    )  # fmt: skip
+    for stage, times, (color, pattern) in zip(stages, seconds.T, STAGE_STYLES, strict=False):
+        figure.add_bar(
+            name=stage, orientation="h", y=names, x=times, textposition="inside", insidetextanchor="middle",
+            text=[fmt(time, "s", 2) if time > NARROW * longest else "" for time in times], textangle=0,
+            insidetextfont={"color": base.BLACK, "size": 13},
+            marker={"color": color, "line": {"color": base.BLACK, "width": 1}, "pattern": {
+                "shape": pattern, "fgcolor": base.BLACK, "fillmode": "overlay", "fgopacity": 0.3, "size": 7,
+                "solidity": 0.15}},
+            customdata=[fmt(time, "s", 3) for time in times], hovertemplate="%{y}, %{fullData.name}: %{customdata}"
+            "<extra></extra>",
+        )  # fmt: skip
+    figure.update_xaxes(ticksuffix=" s", range=[0, 1.05 * longest])
+    figure.update_yaxes(autorange="reversed", showgrid=False)
+    said = [
+        f"{name.replace('<br>', ' ')}: " + ", ".join(f"{stage} {fmt(times[stage], 's', 3)}" for stage in stages)
+        for name, times in requests.items()
+    ]
+    return base.Picture(figure, f"{'; '.join(said)}.")
+
+
+def arrivals_picture(requests: Sequence[tuple[float, Sequence[float]]]) -> base.Picture:
+    """When each request was sent and when its tokens came (seconds), a row for each, the first sent on top.
+
+    Raises ValueError for no requests, a request without tokens, or times that are not finite.
+    """
+    if not requests or not all(len(tokens) for _, tokens in requests):
+        raise ValueError("requests must hold at least one request, each with at least one token")
+    checked = [(check_number("sent", sent), check_values("tokens", list(tokens))) for sent, tokens in requests]
+    ordered = sorted(checked, key=lambda request: request[0])
+    start = ordered[0][0]
+    figure = base.new_figure(
+        "time since the first was sent", "request", height=170 + 28 * len(ordered),
+        margin={"l": 70, "r": 30, "t": 60, "b": 60},
+        legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+    )  # fmt: skip
+    for row, (sent, tokens) in enumerate(ordered, 1):
+        shown = row == 1
+        figure.add_scatter(
+            name="waiting for the first token", legendgroup="wait", showlegend=shown, mode="lines",
+            x=[sent - start, tokens[0] - start], y=[row, row], line={"color": base.ORANGE, "width": 6},
+            hovertemplate=f"request {row}: first token after {fmt(tokens[0] - sent, 's', 3)}<extra></extra>",
+        )  # fmt: skip
+        figure.add_scatter(
+            name="a token", legendgroup="token", showlegend=shown, mode="markers", x=tokens - start,
+            y=np.full(len(tokens), row), hovertemplate=f"request {row}: token at %{{x:.3f}} s<extra></extra>",
+            marker={"symbol": "line-ns-open", "size": 12, "color": base.BLUE, "line": {"width": 2}},
+        )  # fmt: skip
+    figure.update_xaxes(ticksuffix=" s", rangemode="tozero")
+    figure.update_yaxes(tickvals=list(range(1, len(ordered) + 1)), range=[len(ordered) + 0.6, 0.4])
+    said = [
+        f"{row}: sent at {fmt(sent - start, 's', 3)}, first token after {fmt(tokens[0] - sent, 's', 3)}, "
+        f"last after {fmt(tokens[-1] - sent, 's', 3)}"
+        for row, (sent, tokens) in enumerate(ordered, 1)
+    ]
+    return base.Picture(figure, f"Requests, {'; '.join(said)}.")

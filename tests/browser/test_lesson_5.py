@@ -51,6 +51,10 @@ def test_the_load_test_shows_its_table_and_its_picture(lesson, shots):
     table = next(text for text in said if "TTFT p50" in text)
     rows = [line for line in table.splitlines() if " client" in line]
     assert len(rows) == 4 and all(row.rstrip().endswith("0 of 16") for row in rows)
+    arrivals = page.locator(".js-plotly-plot", has=page.locator(".xtitle", has_text="time since the first was sent"))
+    arrivals.scroll_into_view_if_needed()
+    assert arrivals.locator(".legend .traces").count() == 2
+    page.screenshot(path=shots / "lesson_5_arrivals.png")
     picture = page.locator(".js-plotly-plot", has=page.locator(".xtitle", has_text="clients"))
     picture.scroll_into_view_if_needed()
     assert picture.locator(".legend").text_content().count("predicted") == 2  # with and without the overhead
