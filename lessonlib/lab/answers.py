@@ -7,16 +7,17 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 from tqdm.auto import tqdm
 
 from lessonlib.checks import check_count, check_number
+from lessonlib.lab.load_test import KEY_ENV
+from lessonlib.lab.load_test.client import LOOPBACK, base_url, read_key
 from lessonlib.lab.quality import ClozeItem, load_cloze
 from lessonlib.units import fmt
-
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,39 +65,52 @@ def measure_answers(
     clients: int = 4,
     max_tokens: int = 6,
     timeout_s: float = 60,
+    model: str | None = None,
+    api_key_env: str | None = KEY_ENV,
 ) -> Answers:
     """Let a server with OpenAI's completions interface go on from each item's prompt; count where it goes on right.
 
     Unlike `task_accuracy`, which compares four given endings, this takes what the model says by itself (temperature 0):
     harder, and what a user would see. `items` are those of data/cloze.csv if left out; `clients` ask at a time, and
-    each answer may take `timeout_s` seconds. Failed requests are counted, not raised. Raises ConnectionError if none
-    succeeds, ValueError for what is out of range.
+    each answer may take `timeout_s` seconds. `model` is the server's first if left out; `api_key_env` names the
+    environment variable with the server's key, which is not kept. Failed requests are counted, not raised. Raises
+    ConnectionError if none succeeds, ValueError for what is out of range.
     """
     chosen = load_cloze() if items is None else list(items)
     check_count("number of items", len(chosen))
     check_count("max_tokens", max_tokens)
     check_number("timeout_s", timeout_s, exclusive=True)
-    local = urlsplit(url).hostname in LOOPBACK  # no proxy between this machine and itself
+    address, key = base_url(url), read_key(api_key_env)
     right, tokens, errors = [False] * len(chosen), 0, Counter[str]()
-    start = time.perf_counter()
     with (
-        httpx.Client(base_url=url.rstrip("/").removesuffix("/v1"), timeout=timeout_s, trust_env=not local) as client,
+        httpx.Client(
+            base_url=address,
+            timeout=timeout_s,
+            trust_env=urlsplit(address).hostname not in LOOPBACK,  # no proxy between this machine and itself
+            headers={"Authorization": f"Bearer {key}"} if key else None,
+        ) as client,
         ThreadPoolExecutor(check_count("clients", clients)) as pool,
         tqdm(total=len(chosen), desc="asking", unit="question", leave=False) as bar,
     ):
-        asked = {pool.submit(_ask, client, item.prompt, max_tokens): i for i, item in enumerate(chosen)}
-        for done in as_completed(asked):
-            text, used, error = done.result()
-            right[asked[done]] = is_right(text, chosen[asked[done]].right)
-            tokens += used
-            errors.update([error] if error else [])
-            bar.update()
+        body = {"model": model or _first_model(client), "max_tokens": max_tokens, "temperature": 0}
+        start = time.perf_counter()
+        asked = {pool.submit(_ask, client, {**body, "prompt": item.prompt}): i for i, item in enumerate(chosen)}
+        try:
+            for done in as_completed(asked):
+                text, used, error = done.result()
+                right[asked[done]] = is_right(text, chosen[asked[done]].right)
+                tokens += used
+                errors.update([error] if error else [])
+                bar.update()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # after an interruption nothing more is asked
+        wall_s = time.perf_counter() - start
     if errors.total() == len(chosen):
         raise ConnectionError(
-            f"no question was answered at {url} ({errors.most_common(1)[0][0]}): start a server, for example "
+            f"no question was answered at {address} ({errors.most_common(1)[0][0]}): start a server, for example "
             "lessonlib.lab.LlamaCppServer(), and pass its url while it is running"
         )
-    return Answers(tuple(right), tokens, time.perf_counter() - start, errors)
+    return Answers(tuple(right), tokens, wall_s, errors)
 
 
 @dataclass(frozen=True)
@@ -129,12 +143,19 @@ def is_right(text: str, ending: str) -> bool:
     return re.match(rf"\W*{re.escape(ending)}\b", text, re.IGNORECASE) is not None
 
 
-def _ask(client: httpx.Client, prompt: str, max_tokens: int) -> tuple[str, int, str]:
+def _first_model(client: httpx.Client) -> str:
+    """The first model that a server names; "" if it names none, which some do not mind."""
+    try:
+        return str(client.get("/v1/models").json()["data"][0]["id"])
+    except (httpx.HTTPError, ValueError, LookupError, TypeError):
+        return ""
+
+
+def _ask(client: httpx.Client, body: dict[str, Any]) -> tuple[str, int, str]:
     """The text that a prompt is continued by, its tokens, and why there is none."""
-    body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
     try:
         response = client.post("/v1/completions", json=body)
-        if response.is_error:
+        if not response.is_success:
             return "", 0, f"HTTP {response.status_code}"
         answer = response.json()
         return str(answer["choices"][0]["text"]), int(answer["usage"]["completion_tokens"]), ""
@@ -142,5 +163,5 @@ def _ask(client: httpx.Client, prompt: str, max_tokens: int) -> tuple[str, int, 
         return "", 0, "not done in time"
     except httpx.HTTPError as error:
         return "", 0, type(error).__name__
-    except (ValueError, KeyError, TypeError, IndexError):
+    except (ValueError, LookupError, TypeError):
         return "", 0, "not an answer as OpenAI's interface has it"

@@ -129,10 +129,10 @@ class Api:
         key_env: str | None = None,
         exact: bool = False,
     ) -> None:
-        self.url = _base_url(url)
+        self.url = base_url(url)
         self.name, self.exact = name, exact
         self.model = model or ""
-        self._key_env, self._key = key_env, _read_key(key_env)
+        self._key_env, self._key = key_env, read_key(key_env)
         self.dropped: tuple[str, ...] = ()
         """of OPTIONAL, what the server does not take"""
         self.pieces = 0
@@ -411,7 +411,7 @@ def in_background(work: Coroutine[Any, Any, T], show: Callable[[], Any]) -> T:
 # --- what is typed --------------------------------------------------------------------------------------------------
 
 
-def _base_url(url: str) -> str:
+def base_url(url: str) -> str:
     """The address without a trailing slash or /v1."""
     said = "url must be a server's address such as http://127.0.0.1:8080"
     if isinstance(url, str) and re.search("[@?#]", url):
@@ -428,7 +428,7 @@ def _base_url(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
-def _read_key(name: str | None) -> str:
+def read_key(name: str | None) -> str:
     """The key in the environment variable of that name; empty if there is none. No message shows it."""
     if name is None:
         return ""
