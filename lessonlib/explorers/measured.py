@@ -26,13 +26,16 @@ class Point:
     predicted_s: float
 
 
-def times_picture(points: Sequence[Point], x_title: str, overhead_s: float = 0.0) -> base.Picture:
+def times_picture(
+    points: Sequence[Point], x_title: str, overhead_s: float = 0.0, y_title: str = "time"
+) -> base.Picture:
     """Times against x on two logarithmic axes: measured with their range, predicted, and predicted + overhead.
 
     Raises ValueError for no points or times that are not finite.
     """
     check_number("overhead_s", overhead_s)
     figure = _times_figure({"": points}, x_title)
+    figure.update_yaxes(title=y_title)
     x, predicted = [p.x for p in points], np.array([p.predicted_s for p in points])
     figure.add_scatter(
         x=x, y=predicted, name="predicted by the roofline", mode="lines", line={"color": base.BLUE, "width": 3}

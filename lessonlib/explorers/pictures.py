@@ -121,7 +121,7 @@ def stages_picture(requests: Mapping[str, Mapping[str, float]]) -> base.Picture:
     for stage, times, (color, pattern) in zip(stages, seconds.T, STAGE_STYLES, strict=False):
         figure.add_bar(
             name=stage, orientation="h", y=names, x=times, textposition="inside", insidetextanchor="middle",
-            text=[fmt(time, "s", 2) if time > NARROW * longest else "" for time in times], textangle=0,
+            text=[fmt(time, "s", 3) if time > NARROW * longest else "" for time in times], textangle=0,
             insidetextfont={"color": base.BLACK, "size": 13},
             marker={"color": color, "line": {"color": base.BLACK, "width": 1}, "pattern": {
                 "shape": pattern, "fgcolor": base.BLACK, "fillmode": "overlay", "fgopacity": 0.3, "size": 7,

@@ -344,7 +344,7 @@ def describe(setting: Setting) -> str:
             f"{rate} are {fmt(now.load, '', 3)} times what one can serve in time: it takes {now.copies:,} copies."
         )
     said.append(
-        f"At {rate} {'each copy' if now.copies > 1 else 'it'} has {fmt(now.in_flight, '', 2)} in flight: TTFT "
+        f"At {rate} {'each copy' if now.copies > 1 else 'it'} has {fmt(now.in_flight, '', 3)} in flight: TTFT "
         f"{fmt(now.ttft_s, 's', 3)}, TPOT {fmt(now.tpot_s, 's', 3)} ({_most_of(now.token_time)}); "
         f"{fmt(now.tokens_per_s_per_user, '', 3)} tokens/s for each user, {fmt(now.tokens_per_s)} in all; "
         f"{_prices(now.cost)}{_at_price(setting, now)}."

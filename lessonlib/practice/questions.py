@@ -799,7 +799,7 @@ def _build_8(p: Mapping[str, Any]) -> dict[str, Any]:
         return [
             (per_correct[1 - i], f"That is {names[1 - i]}."),
             (per_1000[i], "The accuracy is missing: wrong answers are paid for too."),
-            (per_1000[i] * accuracies[i], "Divide by the accuracy: fewer right answers, dearer each."),
+            (per_1000[i] * accuracies[i], "Divide by the accuracy: fewer right answers, so each one costs more."),
             (per_1000[i] / (1 - accuracies[i]), "Divided by the share that is wrong, not right."),
             (per_correct[i] / 100, "The accuracy is a share: for 80 % divide by 0.8, not by 80."),
             (per_correct[i] / 1000, "That is one correct answer; 1,000 are asked for."),
@@ -833,7 +833,7 @@ def _build_8(p: Mapping[str, Any]) -> dict[str, Any]:
                 )
                 for i, name in enumerate(names)
             ),
-            _word("Which one to adopt, A or B?", names[best], _A_OR_B, why, (per_correct[0], per_correct[1])),
+            _word("Which one do you adopt, A or B?", names[best], _A_OR_B, why, (per_correct[0], per_correct[1])),
         ],
         "hints": (
             "Tokens in an hour = tokens/s × 3,600. Cost per token = price per hour / tokens in an hour.",

@@ -277,7 +277,7 @@ def _tokens_slip(tokens: Callable[[float, int], float]) -> Callable[..., tuple[f
 
 _SPECULATE = Task(
     "05/speculative",
-    "the tokens that a round yields on average, and how many times faster that is than plain decoding",
+    "the tokens that a round yields on average, and how many times as fast that is as plain decoding",
     _speculate,
     rows(
         "acceptance draft_tokens draft_share check_share",
