@@ -32,8 +32,8 @@ SLOW = Accelerator(
 DEFAULT = (
     "Llama 3.1 8B fits on 1 x H100 SXM5 80GB: 52.1 GiB are left for the KV cache, room for 355 requests of 1,000 "
     "prompt and 200 output tokens. At 10 requests/s it has 11.7 in flight: TTFT 19.4 ms, TPOT 5.87 ms (76% weights); "
-    "170 tokens/s for each user, 2,000 in all; 0.05 and 0.24 USD per million input and output tokens, at 3.49 USD an hour "
-    "for all. The knee, the cheapest point within the SLO (TTFT up to 1 s, TPOT up to 25 ms), is 178 at once (179 "
+    "170 tokens/s for each user, 2,000 in all; 0.05 and 0.24 USD per million input and output tokens, at 3.49 USD an "
+    "hour for all. The knee, the cheapest point within the SLO (TTFT up to 1 s, TPOT up to 25 ms), is 178 at once (179 "
     "break the TPOT limit): 35.8 requests/s, 40.1 tokens/s for each user, 7,156 in all; 0.014 and 0.066 USD per "
     "million input and output tokens. This rate is at 28% of that."
 )
