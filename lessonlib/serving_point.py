@@ -222,6 +222,11 @@ class OperatingPoint:
         return self.copies * self.cost.num_accelerators
 
     @property
+    def usd_per_hour(self) -> float | None:
+        """USD per hour for all copies, where the price is known."""
+        return None if self.cost.usd_per_hour is None else self.copies * self.cost.usd_per_hour
+
+    @property
     def tokens_per_s(self) -> float:
         """Output tokens per second of all copies."""
         return self.rate_per_s * self.cost.output_len

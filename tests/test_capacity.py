@@ -480,3 +480,10 @@ def test_cost_per_correct_answer():
 def test_costs_refuse_what_is_out_of_range(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_the_file_of_lesson_5_is_a_fifth_larger_than_its_matrices_bits_say():
+    model = get_model("smollm2-135m")
+    in_file = {"weight_bits": 4, "group_size": 32, "zero_bits": 16, "part_bits": {"embedding": 8.5}}
+    whole = plan(model, get_accelerator("h100-sxm"), **in_file).weight_bytes
+    assert model.streamed_weight_bytes(4, 32) / whole == pytest.approx(0.8, abs=0.03)

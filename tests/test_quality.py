@@ -486,6 +486,13 @@ def test_what_lesson_3_says_of_a_layer(pretrained):
     assert [round(100 * error) for error in errors] == [89, 44, 31]
 
 
+def test_the_sizes_that_lesson_3_names(pretrained):
+    model, tokenizer = pretrained
+    whole_pieces = len(quality.text_tokens(tokenizer, "calibration")) // quality.CALIBRATION_CONTEXT
+    assert whole_pieces * quality.CALIBRATION_CONTEXT == 2304
+    assert model.config.vocab_size == 49_152
+
+
 # The ladder as it is stored
 
 

@@ -16,6 +16,8 @@ import ipywidgets as widgets
 import plotly.graph_objects as go
 from traitlets import TraitError
 
+from lessonlib.accelerators import Accelerator, get_accelerator, list_accelerators
+from lessonlib.models import ModelConfig, get_model, list_models
 from lessonlib.outputs import storing_outputs
 from lessonlib.units import fmt
 
@@ -187,6 +189,51 @@ def table_html(header: list[str], rows: list[list[str]], caption: str) -> str:
     return (
         f"<table><caption>{html.escape(caption)}</caption><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
     )
+
+
+class Choices:
+    """The models and the accelerators that an explorer offers, one's own first, and the two controls for them.
+
+    `model` is a key of the catalog or a model of one's own; `machine` joins the accelerators, which are those with a
+    known memory and, with `dtype`, a peak for it. Raises ValueError for a machine that lacks one of these.
+    """
+
+    def __init__(
+        self, model: ModelConfig | str, machine: Accelerator | None, accelerator: str, dtype: str | None = None
+    ) -> None:
+        def usable(a: Accelerator) -> bool:
+            return bool(a.memory_bytes) and (dtype is None or dtype in a.peak_flops)
+
+        if machine and not usable(machine):
+            if dtype is None:
+                raise ValueError(f"machine must say how much memory it has, {machine.name} does not")
+            raise ValueError(f"machine must have memory_bytes and a peak for {dtype}, {machine.name} lacks one of them")
+        mine = [model] if isinstance(model, ModelConfig) else []
+        first = mine[0] if mine else get_model(str(model))
+        self._models = {m.key or m.name: m for m in [*mine, *map(get_model, list_models())]}
+        catalog = filter(usable, map(get_accelerator, list_accelerators()))
+        self._accelerators = {a.name: a for a in [*([machine] if machine else []), *catalog]}
+        self.controls: dict[str, widgets.Widget] = {
+            "model": widgets.Dropdown(
+                options=[(m.name, key) for key, m in self._models.items()],
+                value=first.key or first.name,
+                description="Model",
+            ),
+            "accelerator": widgets.Dropdown(
+                options=list(self._accelerators),
+                value=(machine or get_accelerator(accelerator)).name,
+                description="Accelerator",
+            ),
+        }
+
+    def values(self, controls: Mapping[str, widgets.Widget]) -> dict[str, Any]:
+        """What all of an explorer's controls say, with the model and the accelerator themselves."""
+        said = {name: control.value for name, control in controls.items()}
+        return {
+            **said,
+            "model": self._models[said["model"]],
+            "accelerator": self._accelerators[said["accelerator"]],
+        }
 
 
 class Explorer(widgets.VBox):

@@ -4,14 +4,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import ipywidgets as widgets
 import numpy as np
 import plotly.graph_objects as go
 
 from lessonlib import kv_cache
-from lessonlib.accelerators import Accelerator, get_accelerator, list_accelerators
+from lessonlib.accelerators import Accelerator
 from lessonlib.explorers import base
-from lessonlib.models import WEIGHT_BITS, ModelConfig, get_model, list_models
+from lessonlib.models import WEIGHT_BITS, ModelConfig
 from lessonlib.units import fmt
 
 CONTEXT_LENGTHS = [n for n in base.CONTEXT_LENGTHS if n >= 128]
@@ -206,23 +205,9 @@ class KVGrowthExplorer(base.Explorer):
     def __init__(
         self, model: ModelConfig | str = "llama-3.1-8b", machine: Accelerator | None = None, **values: Any
     ) -> None:
-        if machine and not machine.memory_bytes:
-            raise ValueError(f"machine must say how much memory it has, {machine.name} does not")
-        mine = [model] if isinstance(model, ModelConfig) else []
-        self._models = {m.key or m.name: m for m in [*mine, *map(get_model, list_models())]}
-        catalog = (a for a in map(get_accelerator, list_accelerators()) if a.memory_bytes)
-        self._accelerators = {a.name: a for a in [*([machine] if machine else []), *catalog]}
+        self._choices = base.Choices(model, machine, "a100-80gb-sxm")
         controls = {
-            "model": widgets.Dropdown(
-                options=[(m.name, key) for key, m in self._models.items()],
-                value=(mine[0].key or mine[0].name) if mine else get_model(str(model)).key,
-                description="Model",
-            ),
-            "accelerator": widgets.Dropdown(
-                options=list(self._accelerators),
-                value=(machine or get_accelerator("a100-80gb-sxm")).name,
-                description="Accelerator",
-            ),
+            **self._choices.controls,
             "context_len": base.slider("Context (tokens)", CONTEXT_LENGTHS, 8192),
             "batch_size": base.slider("Batch size", base.BATCH_SIZES, 4),
             "kv_bits": base.slider("KV bits", KV_BITS, 16),
@@ -234,10 +219,7 @@ class KVGrowthExplorer(base.Explorer):
     @property
     def setting(self) -> Setting:
         """What the controls say now."""
-        values = {name: control.value for name, control in self.controls.items()}
-        values["model"] = self._models[values["model"]]
-        values["accelerator"] = self._accelerators[values["accelerator"]]
-        return Setting(**values)
+        return Setting(**self._choices.values(self.controls))
 
     def redraw(self) -> str:
         update_kv_growth_figure(self.figure, self.setting)

@@ -8,10 +8,10 @@ import ipywidgets as widgets
 import numpy as np
 import plotly.graph_objects as go
 
-from lessonlib.accelerators import Accelerator, get_accelerator, list_accelerators
+from lessonlib.accelerators import Accelerator
 from lessonlib.batching import SLO, LoadCurve, Lognormal, Report, Server, at_rate, load_curve
 from lessonlib.explorers import base
-from lessonlib.models import ModelConfig, get_model, list_models
+from lessonlib.models import ModelConfig
 from lessonlib.units import fmt
 
 RATES = [0.1, 0.2, 0.5, 1, 2, 3, 4, 5, 7, 10, 15, 20, 25, 30, 35, 40, 45, 50, 60, 70, 80, 100, 120, 150, 200]
@@ -251,28 +251,13 @@ class LoadExplorer(base.Explorer):
     def __init__(
         self, model: ModelConfig | str = "llama-3.1-8b", machine: Accelerator | None = None, **values: Any
     ) -> None:
-        if machine and (not machine.memory_bytes or "bf16" not in machine.peak_flops):
-            raise ValueError(f"machine must have memory_bytes and a peak for bf16, {machine.name} lacks one of them")
-        mine = [model] if isinstance(model, ModelConfig) else []
-        self._models = {m.key or m.name: m for m in [*mine, *map(get_model, list_models())]}
-        catalog = (get_accelerator(key) for key in list_accelerators())
-        usable = [a for a in catalog if a.memory_bytes and "bf16" in a.peak_flops]
-        self._accelerators = {a.name: a for a in [*([machine] if machine else []), *usable]}
+        self._choices = base.Choices(model, machine, "h100-sxm", "bf16")
 
         def slider(description: str, options: list, value: float, **labels: Any) -> widgets.SelectionSlider:
             return base.slider(description, options, value, on_release=True, **labels)
 
         controls = {
-            "model": widgets.Dropdown(
-                options=[(m.name, key) for key, m in self._models.items()],
-                value=(mine[0].key or mine[0].name) if mine else get_model(str(model)).key,
-                description="Model",
-            ),
-            "accelerator": widgets.Dropdown(
-                options=list(self._accelerators),
-                value=(machine or get_accelerator("h100-sxm")).name,
-                description="Accelerator",
-            ),
+            **self._choices.controls,
             "rate_per_s": slider("Requests/s", RATES, 10),
             "max_batch_size": slider("Batch limit", BATCH_LIMITS, 64),
             "token_budget": slider("Chunk (tokens)", TOKEN_BUDGETS, 512, labels={0: "whole prompts"}),
@@ -289,10 +274,7 @@ class LoadExplorer(base.Explorer):
     @property
     def setting(self) -> Setting:
         """What the controls say now."""
-        values = {name: control.value for name, control in self.controls.items()}
-        values["model"] = self._models[values["model"]]
-        values["accelerator"] = self._accelerators[values["accelerator"]]
-        return Setting(**values)
+        return Setting(**self._choices.values(self.controls))
 
     def redraw(self) -> str:
         setting = self.setting

@@ -4,15 +4,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import ipywidgets as widgets
 import numpy as np
 import plotly.graph_objects as go
 
-from lessonlib.accelerators import Accelerator, get_accelerator, list_accelerators
+from lessonlib.accelerators import Accelerator
 from lessonlib.capacity import SLO, BatchChoice, OperatingPoint, Service, ServingCost, TokenTime, plan
 from lessonlib.checks import check_number
 from lessonlib.explorers import base
-from lessonlib.models import ModelConfig, get_model, list_models
+from lessonlib.models import ModelConfig
 from lessonlib.units import fmt
 
 COUNTS = [1, 2, 4, 8]
@@ -372,9 +371,9 @@ def _most_of(time: TokenTime) -> str:
 
 
 def _at_price(setting: Setting, now: OperatingPoint) -> str:
-    if now.cost.usd_per_hour is None:
+    if now.usd_per_hour is None:
         return f" for {setting.accelerator.name}: set one"
-    return f", at {now.cost.usd_per_hour * now.copies:,.2f} USD an hour for all"
+    return f", at {now.usd_per_hour:,.2f} USD an hour for all"
 
 
 def table(setting: Setting) -> str:
@@ -418,25 +417,10 @@ class ServingExplorer(base.Explorer):
         overhead_s: float = 0.0,
         **values: Any,
     ) -> None:
-        if machine and (not machine.memory_bytes or "bf16" not in machine.peak_flops):
-            raise ValueError(f"machine must have memory_bytes and a peak for bf16, {machine.name} lacks one of them")
-        mine = [model] if isinstance(model, ModelConfig) else []
-        self._models = {m.key or m.name: m for m in [*mine, *map(get_model, list_models())]}
-        catalog = (get_accelerator(key) for key in list_accelerators())
-        usable = [a for a in catalog if a.memory_bytes and "bf16" in a.peak_flops]
-        self._accelerators = {a.name: a for a in [*([machine] if machine else []), *usable]}
+        self._choices = base.Choices(model, machine, "h100-sxm", "bf16")
         self._timing: dict[str, Any] = {"efficiency": efficiency, "overhead_s": overhead_s}
         controls = {
-            "model": widgets.Dropdown(
-                options=[(m.name, key) for key, m in self._models.items()],
-                value=(mine[0].key or mine[0].name) if mine else get_model(str(model)).key,
-                description="Model",
-            ),
-            "accelerator": widgets.Dropdown(
-                options=list(self._accelerators),
-                value=(machine or get_accelerator("h100-sxm")).name,
-                description="Accelerator",
-            ),
+            **self._choices.controls,
             "num_accelerators": base.slider("Accelerators", COUNTS, 1),
             "usd_per_hour": base.slider("USD/hour each", PRICES, 0, labels={0: "catalog"}),
             "weight_bits": base.slider("Weight bits", list(GROUP_SIZES), 16, labels={4: "4, groups of 128"}),
@@ -454,10 +438,7 @@ class ServingExplorer(base.Explorer):
     @property
     def setting(self) -> Setting:
         """What the controls say now."""
-        values = {name: control.value for name, control in self.controls.items()}
-        values["model"] = self._models[values["model"]]
-        values["accelerator"] = self._accelerators[values["accelerator"]]
-        return Setting(**values, **self._timing)
+        return Setting(**self._choices.values(self.controls), **self._timing)
 
     def redraw(self) -> str:
         setting = self.setting

@@ -43,6 +43,16 @@ def test_a_layer_of_the_real_model(lesson, shots):
     page.screenshot(path=shots / "lesson_3_layer.png")
 
 
+def test_the_ladder_is_drawn(lesson, shots):
+    page, _ = lesson
+    pictures = page.locator(".js-plotly-plot", has=page.locator(".ytitle", has_text="KL divergence"))
+    assert pictures.count() == 2
+    for number, lines in ((0, 4), (1, 3)):
+        pictures.nth(number).scroll_into_view_if_needed()
+        assert pictures.nth(number).locator(".legend .traces").count() == lines
+        page.screenshot(path=shots / f"lesson_3_ladder_{number + 1}.png")
+
+
 def test_the_console_holds_no_error_and_nothing_left_the_machine(lesson):
     _, errors = lesson
     assert errors == []
