@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from lessonlib.accelerators import Accelerator
 from lessonlib.batching import SLO
-from lessonlib.checks import check_count, check_number
+from lessonlib.checks import check_count, check_number, check_share
 from lessonlib.engine_logs import EngineLog, LogRow, compare_log, read_engine_log
 from lessonlib.memory_plan import (
     DoesNotFitError,
@@ -29,7 +29,6 @@ from lessonlib.serving_point import (
     ServingCost,
     TokenTime,
     batch_under_slo,
-    check_utilization,
     cost_per_million_tokens,
 )
 from lessonlib.units import fmt
@@ -78,7 +77,7 @@ def cost_from_rate(usd_per_hour: float, tokens_per_s: float, utilization: float 
     """
     price = check_number("usd_per_hour", usd_per_hour, exclusive=True)
     rate = check_number("tokens_per_s", tokens_per_s, exclusive=True)
-    return Amount(price / 3600 / rate / check_utilization(utilization) * 1e6, "USD/million tokens")
+    return Amount(price / 3600 / rate / check_share("utilization", utilization) * 1e6, "USD/million tokens")
 
 
 def cost_per_correct_answer(usd_per_million_tokens: float, tokens_per_answer: float, accuracy: float) -> Amount:
@@ -88,9 +87,7 @@ def cost_per_correct_answer(usd_per_million_tokens: float, tokens_per_answer: fl
     """
     usd = check_number("usd_per_million_tokens", usd_per_million_tokens, exclusive=True)
     tokens = check_number("tokens_per_answer", tokens_per_answer, exclusive=True)
-    if check_number("accuracy", accuracy, exclusive=True) > 1:
-        raise ValueError(f"accuracy must be above 0 and at most 1, got {accuracy!r}")
-    return Amount(usd * tokens / 1e6 / accuracy, "USD/correct answer")
+    return Amount(usd * tokens / 1e6 / check_share("accuracy", accuracy), "USD/correct answer")
 
 
 @dataclass(frozen=True)

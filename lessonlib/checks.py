@@ -30,6 +30,14 @@ def check_number(name: str, value: object, minimum: float = 0.0, exclusive: bool
     return number
 
 
+def check_share(name: str, value: object) -> float:
+    """`value` as a float above 0 and at most 1. Raises ValueError otherwise."""
+    share = check_number(name, value, exclusive=True)
+    if share > 1:
+        raise ValueError(f"{name} must be above 0 and at most 1, got {value!r}")
+    return share
+
+
 def check_choice(name: str, value: T, allowed: Collection[T]) -> T:
     """`value` if it is one of `allowed`. Raises ValueError otherwise."""
     if isinstance(value, bool) or value not in allowed:

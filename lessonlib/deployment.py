@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lessonlib import kv_cache
-from lessonlib.checks import check_choice, check_count, check_number
+from lessonlib.checks import check_choice, check_count, check_share
 from lessonlib.memory_plan import MemoryPlan
 from lessonlib.units import fmt
 
@@ -63,8 +63,7 @@ class Deployment:
             check_count(name, getattr(self, name))
         if self.port > 65535:
             raise ValueError(f"port must be at most 65535, got {self.port}")
-        if check_number("memory_utilization", self.memory_utilization, exclusive=True) > 1:
-            raise ValueError(f"memory_utilization must be above 0 and at most 1, got {self.memory_utilization!r}")
+        check_share("memory_utilization", self.memory_utilization)
         if self.quantization is not None:
             check_choice("quantization", self.quantization, QUANTIZATION_BITS)
         check_choice("kv_dtype", self.kv_dtype, KV_DTYPES)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lessonlib.accelerators import Accelerator
-from lessonlib.checks import check_count, check_number
+from lessonlib.checks import check_count, check_number, check_share
 from lessonlib.kv_cache import (
     attention_flops_per_token_layer,
     bytes_per_token,
@@ -155,8 +155,7 @@ def prefill(
     out of range.
     """
     tokens = check_count("batch_size", batch_size) * check_count("prompt_len", prompt_len)
-    if check_number("efficiency", efficiency, exclusive=True) > 1:
-        raise ValueError(f"efficiency must be above 0 and at most 1, got {efficiency!r}")
+    check_share("efficiency", efficiency)
     head = model.head_params
     logits = tokens if all_logits else batch_size
     shards = kv_shards(model, num_accelerators)

@@ -16,7 +16,7 @@ from typing import Any
 
 from lessonlib import kv_cache
 from lessonlib.accelerators import Accelerator
-from lessonlib.checks import check_choice, check_count, check_number
+from lessonlib.checks import check_choice, check_count, check_number, check_share
 from lessonlib.models import PARTS, ModelConfig, effective_bits
 from lessonlib.units import fmt
 
@@ -29,12 +29,6 @@ class DoesNotFitError(ValueError):
     def __init__(self, message: str, short_bytes: float) -> None:
         super().__init__(message)
         self.short_bytes = short_bytes
-
-
-def _check_share(name: str, value: object) -> float:
-    if check_number(name, value, exclusive=True) > 1:
-        raise ValueError(f"{name} must be above 0 and at most 1, got {value!r}")
-    return float(value)  # type: ignore[arg-type]
 
 
 def kv_budget_bytes(
@@ -50,7 +44,7 @@ def kv_budget_bytes(
     outside (0, 1].
     """
     usable = check_number("memory_bytes", memory_bytes, exclusive=True)
-    usable *= _check_share("memory_utilization", memory_utilization)
+    usable *= check_share("memory_utilization", memory_utilization)
     sizes = {"weight_bytes": weight_bytes, "activation_bytes": activation_bytes, "other_bytes": other_bytes}
     taken = sum(check_number(name, size) for name, size in sizes.items())
     if taken > usable:
@@ -344,7 +338,7 @@ def plan(
     memories = _for_each_rank("memory_bytes", memory, num_ranks, exclusive=True)
     activations = _for_each_rank("activation_bytes", activation_bytes, num_ranks)
     others = _for_each_rank("other_bytes", other_bytes, num_ranks)
-    share = _check_share("memory_utilization", memory_utilization)
+    share = check_share("memory_utilization", memory_utilization)
     bits = effective_bits(weight_bits, group_size, scale_bits, zero_bits)
     bits_of = dict.fromkeys(model.parameter_counts(), bits)
     for part in (unquantized,) if isinstance(unquantized, str) else unquantized:

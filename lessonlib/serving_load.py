@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lessonlib.checks import check_count, check_number, check_values
+from lessonlib.checks import check_count, check_number, check_share, check_values
 from lessonlib.serving_report import SLO, Report
 from lessonlib.serving_simulator import Server
 from lessonlib.traffic import Lognormal, Traffic, poisson_traffic
@@ -87,8 +87,7 @@ class LoadCurve:
         Between two rates the share is interpolated. Near the capacity a longer run would find it up to about a tenth
         lower, since queues have more time to grow. Raises ValueError for a share outside 0 to 1.
         """
-        if not 0 < check_number("share", share) <= 1:
-            raise ValueError(f"share must be above 0 and at most 1, got {share:g}")
+        check_share("share", share)
         shares = self.slo_shares(slo)
         failing = np.flatnonzero(shares < share)
         if not failing.size:

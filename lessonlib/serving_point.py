@@ -25,7 +25,7 @@ from typing import Any, Literal
 import numpy as np
 
 from lessonlib import latency
-from lessonlib.checks import check_count, check_number
+from lessonlib.checks import check_count, check_number, check_share
 from lessonlib.latency import StepTime
 from lessonlib.memory_plan import MemoryPlan
 from lessonlib.serving_report import SLO
@@ -51,13 +51,6 @@ class Amount(float):
         return fmt(self, self.unit)
 
     __str__ = __repr__
-
-
-def check_utilization(value: object) -> float:
-    """`value` as a share of paid time, above 0 and at most 1. Raises ValueError otherwise."""
-    if check_number("utilization", value, exclusive=True) > 1:
-        raise ValueError(f"utilization must be above 0 and at most 1, got {value!r}")
-    return float(value)  # type: ignore[arg-type]
 
 
 # --- at a batch -----------------------------------------------------------------------------------------------------
@@ -345,7 +338,7 @@ class Service:
             self.prompt_len,
             self.output_len,
             self.total_usd_per_hour,
-            check_utilization(utilization),
+            check_share("utilization", utilization),
             step,
             ttft_s=step.total_s + self.prefill_s,
             tpot_s=step.total_s + (batch_size - 1) / (self.output_len - 1) * busy_s,

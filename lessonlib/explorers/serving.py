@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from lessonlib.accelerators import Accelerator
 from lessonlib.capacity import SLO, BatchChoice, OperatingPoint, Service, ServingCost, TokenTime, plan
-from lessonlib.checks import check_number
+from lessonlib.checks import check_number, check_share
 from lessonlib.explorers import base
 from lessonlib.models import ModelConfig
 from lessonlib.units import fmt
@@ -63,8 +63,7 @@ class Setting:
     overhead_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if check_number("efficiency", self.efficiency, exclusive=True) > 1:
-            raise ValueError(f"efficiency must be above 0 and at most 1, got {self.efficiency!r}")
+        check_share("efficiency", self.efficiency)
         check_number("overhead_s", self.overhead_s)
 
     @property
