@@ -3,15 +3,13 @@
 Peaks are dense. A vendor figure printed "with sparsity" is twice what a language model can use, and is halved here.
 """
 
-import csv
 import dataclasses
-import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
 
+from lessonlib.catalog import look_up, read_table
 from lessonlib.checks import check_choice, check_number
 
 DTYPES = ("fp32", "bf16", "fp8", "int8", "fp4")
@@ -65,22 +63,6 @@ class Accelerator:
             known = ", ".join(self.peak_flops) or "none"
             raise ValueError(f"{self.name} has no published peak for dtype {dtype!r}; it has: {known}")
         return self.peak_flops[dtype]
-
-
-def look_up(kind: str, key: object, keys: Sequence[str]) -> str:
-    """The catalog key meant by `key` (case, spaces and underscores forgiven). Raises ValueError, naming near ones."""
-    wanted = str(key).strip().lower().replace(" ", "-").replace("_", "-")
-    if wanted in keys:
-        return wanted
-    near = [k for k in keys if wanted and wanted in k] or difflib.get_close_matches(wanted, keys, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(keys)}"
-    raise ValueError(f"no {kind} named {key!r}: {hint} (list_{kind}s() names all)")
-
-
-def read_table(name: str) -> list[dict[str, str]]:
-    """The rows of one of the library's own CSV files."""
-    text = (resources.files("lessonlib") / "data" / name).read_text(encoding="utf-8")
-    return list(csv.DictReader(text.splitlines()))
 
 
 def _number(text: str, scale: float = 1.0) -> float | None:

@@ -199,6 +199,21 @@ def tpot(
 
 
 @dataclass(frozen=True)
+class SLO:
+    """A service level objective: the longest TTFT and TPOT (seconds) a user should see.
+
+    Raises ValueError for times that are not above 0.
+    """
+
+    ttft_s: float
+    tpot_s: float
+
+    def __post_init__(self) -> None:
+        check_number("ttft_s", self.ttft_s, exclusive=True)
+        check_number("tpot_s", self.tpot_s, exclusive=True)
+
+
+@dataclass(frozen=True)
 class SpeedCheck:
     """A measured decode speed held against the most the memory can deliver."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from lessonlib.accelerators import look_up, read_table
+from lessonlib.catalog import look_up, read_table
 from lessonlib.checks import check_choice, check_count, check_number
 
 WEIGHT_BITS = (2, 3, 4, 6, 8, 16, 32)

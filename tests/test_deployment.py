@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lessonlib.accelerators import get_accelerator
 from lessonlib.capacity import plan
-from lessonlib.deployment import (
+from lessonlib.capacity.deployment import (
     QUANTIZATION_BITS,
     Deployment,
     check_deployment,

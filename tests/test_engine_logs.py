@@ -13,8 +13,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lessonlib import capacity, engine_logs
-from lessonlib.capacity import compare_log, read_engine_log
+from lessonlib import capacity
+from lessonlib.capacity import compare_log, engine_logs, read_engine_log
 from lessonlib.models import ModelConfig, get_model
 
 GIB, MIB = 2**30, 2**20

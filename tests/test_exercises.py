@@ -14,7 +14,7 @@ from nbclient import NotebookClient
 
 from lessonlib.practice import QUESTIONS, check_task, exercises
 from lessonlib.practice.exercises import TASKS, NotRightYet
-from lessonlib.practice.task import Task
+from lessonlib.practice.tasks.task import Task
 from tools import build_exercises
 from tools.build_exercises import MarkerError, build, make_exercise, strip_solutions
 

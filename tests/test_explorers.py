@@ -12,9 +12,9 @@ from lessonlib.explorers.measured import Point, compared_times_picture, ladder_p
 from lessonlib.explorers.pictures import arrivals_picture, blocks_picture, lines_picture, stages_picture
 from lessonlib.explorers.quantization_error import QuantizationErrorExplorer
 from lessonlib.explorers.roofline import RooflineExplorer, Setting, roofline_figure, update_roofline_figure
-from lessonlib.ladder import read_ladder
 from lessonlib.models import ModelConfig, get_model
 from lessonlib.paging import BlockTable
+from lessonlib.quantization.ladder import read_ladder
 
 MACHINE = Accelerator(key="m", name="This machine", memory_bandwidth=30e9, peak_flops={"fp32": 2e11}, source="measured")
 

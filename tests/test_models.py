@@ -9,7 +9,7 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lessonlib.accelerators import read_table
+from lessonlib.catalog import read_table
 from lessonlib.models import ModelConfig, effective_bits, get_model, list_models
 
 ROWS = {row["key"]: row for row in read_table("models.csv")}

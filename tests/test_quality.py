@@ -15,7 +15,6 @@ from lessonlib.lab import kernels, ladder, quality
 from lessonlib.lab.llama import KVCache, Linear, Llama, LlamaConfig
 from lessonlib.lab.pretrained import FILE_BYTES, load_pretrained
 from lessonlib.lab.quality import ClozeItem, RoundedKVCache, Scheme, quantized_model
-from lessonlib.ladder import Ladder, LadderRow, parse_ladder, read_ladder, write_ladder_text
 from lessonlib.quantization import (
     encode_blocks,
     gptq,
@@ -24,6 +23,7 @@ from lessonlib.quantization import (
     quantize,
     salient_channels,
 )
+from lessonlib.quantization.ladder import Ladder, LadderRow, parse_ladder, read_ladder, write_ladder_text
 
 TINY = LlamaConfig(
     num_layers=2, hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=96, vocab_size=300,

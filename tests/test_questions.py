@@ -7,9 +7,9 @@ import re
 import pytest
 
 from lessonlib.models import get_model
-from lessonlib.practice import questions
 from lessonlib.practice.checker import grade_part
 from lessonlib.practice.questions import QUESTIONS, Mistake, Part, get_part, get_question, kv_mistakes
+from lessonlib.practice.questions import all as questions
 
 VARIANTS = range(200)
 EACH = pytest.mark.parametrize("question_id", QUESTIONS)

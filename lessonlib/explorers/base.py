@@ -17,8 +17,8 @@ import plotly.graph_objects as go
 from traitlets import TraitError
 
 from lessonlib.accelerators import Accelerator, get_accelerator, list_accelerators
+from lessonlib.display.outputs import storing_outputs
 from lessonlib.models import ModelConfig, get_model, list_models
-from lessonlib.outputs import storing_outputs
 from lessonlib.units import fmt
 
 # Okabe and Ito's colors, which people with any color vision tell apart; a marker or dash always repeats the cue.

@@ -11,7 +11,7 @@ from lessonlib.accelerators import Accelerator
 from lessonlib.checks import check_number, check_values
 from lessonlib.explorers import base
 from lessonlib.explorers.pictures import LINE_STYLES
-from lessonlib.ladder import LadderRow
+from lessonlib.quantization.ladder import LadderRow
 from lessonlib.units import fmt
 
 

@@ -47,7 +47,7 @@ from lessonlib.lab.quality import (
     text_tokens,
 )
 from lessonlib.lab.tokenizer import Tokenizer
-from lessonlib.ladder import Ladder, LadderRow, parse_ladder, write_ladder_text
+from lessonlib.quantization.ladder import Ladder, LadderRow, parse_ladder, write_ladder_text
 
 GROUPS = (192, 64, 32)  # SmolLM2's 576 columns cannot be divided by the usual 128
 SECONDS = {"rtn": 35, "awq": 130, "gptq": 90}  # of one core, for a row; others as rtn, with calibration as well
@@ -143,7 +143,7 @@ def _measure(scheme: Scheme) -> LadderRow:
 def provenance(num_tokens: int | None = None, num_items: int | None = None) -> dict[str, str]:
     """Where a ladder measured here and now comes from."""
     return {
-        "what": "quality of SmolLM2-135M-Instruct under quantization schemes; columns: see lessonlib.ladder.LadderRow",
+        "what": "SmolLM2-135M-Instruct under quantization schemes; columns: lessonlib.quantization.LadderRow",
         "command": "python -m lessonlib.lab.ladder",
         "model": f"{FILE_NAME}, SHA-256 {FILE_SHA256[:16]}",
         "data": f"evaluation.txt, calibration.txt, cloze.csv, SHA-256 {data_hash()}",
@@ -248,7 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ladder = measure_ladder(chosen.output, workers=chosen.workers)
     except KeyboardInterrupt:
         sys.exit("interrupted; run the same command to continue")
-    print(f"{len(ladder.rows)} rows are in {chosen.output}; read them with lessonlib.ladder.read_ladder(path)")
+    print(f"{len(ladder.rows)} rows are in {chosen.output}; read them with lessonlib.quantization.read_ladder(path)")
 
 
 if __name__ == "__main__":

@@ -13,10 +13,10 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from lessonlib.batching import REFERENCE_LENS
+from lessonlib.batching.traffic import check_lengths
 from lessonlib.checks import check_count, check_number
 from lessonlib.lab.load_test.client import Api, Request, closed_loop, in_background, make_prompt
 from lessonlib.lab.load_test.results import LoadResult, Served
-from lessonlib.traffic import check_lengths
 from lessonlib.units import fmt
 
 

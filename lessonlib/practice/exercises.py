@@ -4,7 +4,7 @@ A check cell hands over the function: `check_task("02/kv-bytes", kv_bytes_per_to
 task; what it should return is computed at that moment by the library, and never shown. A wrong result is held against
 the task's own slips, then judged by its ratio to the right one.
 
-A new lesson needs a notebook in solutions/ and a module of tasks beside this one, named in TASKS.
+A new lesson needs a notebook in solutions/ and a module in tasks/, named there.
 """
 
 import copy
@@ -19,13 +19,10 @@ from typing import Any
 import numpy as np
 
 from lessonlib.checks import check_choice
-from lessonlib.practice import tasks_1, tasks_2, tasks_3, tasks_4, tasks_5
 from lessonlib.practice.checker import grade
-from lessonlib.practice.task import Task
+from lessonlib.practice.tasks import TASKS
+from lessonlib.practice.tasks.task import Task
 
-TASKS: dict[str, Task] = {
-    task.id: task for module in (tasks_1, tasks_2, tasks_3, tasks_4, tasks_5) for task in module.TASKS
-}
 TIME_LIMIT_S = 20.0  # for all inputs of a task together
 _SAME = 1e-6  # relative; every reference is exact to far more digits
 _CLOSE = 0.02

@@ -7,7 +7,7 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from lessonlib.outputs import storing_outputs
+from lessonlib.display.outputs import storing_outputs
 from lessonlib.practice import progress
 from lessonlib.units import UnitError, fmt, parse
 

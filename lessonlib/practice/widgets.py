@@ -13,7 +13,7 @@ from typing import Any
 import ipywidgets as widgets
 import plotly.graph_objects as go
 
-from lessonlib.outputs import storing_outputs
+from lessonlib.display.outputs import storing_outputs
 from lessonlib.practice import predictions, progress
 from lessonlib.practice.checker import LONGEST, Feedback, grade_part
 from lessonlib.practice.predictions import show_value

@@ -11,8 +11,9 @@ from typing import Any, Literal, NoReturn
 
 import numpy as np
 
+from lessonlib.batching.report import MEASURES
 from lessonlib.checks import check_choice, check_count, check_number
-from lessonlib.serving_report import MEASURES, SLO
+from lessonlib.latency import SLO
 from lessonlib.units import fmt
 
 FORMAT = "lessonlib load test 1"

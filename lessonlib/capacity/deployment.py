@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lessonlib import kv_cache
+from lessonlib.capacity.memory import MemoryPlan
 from lessonlib.checks import check_choice, check_count, check_share
-from lessonlib.memory_plan import MemoryPlan
 from lessonlib.units import fmt
 
 KV_DTYPES = {"auto": 16, "fp8": 8}

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lessonlib import capacity, speculative
-from lessonlib.practice.task import Task, rows
+from lessonlib.practice.tasks.task import Task, rows
 
 
 def _left(

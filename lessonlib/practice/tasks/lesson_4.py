@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from lessonlib import batching
-from lessonlib.practice.task import Task, rows
-from lessonlib.traffic import Traffic
+from lessonlib.batching.traffic import Traffic
+from lessonlib.practice.tasks.task import Task, rows
 
 
 def _lanes(policy: Any, order: Callable[[Sequence[int]], Sequence[int]] = tuple) -> Callable[..., tuple[int, float]]:

@@ -21,6 +21,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from lessonlib.accelerators import Accelerator
+from lessonlib.batching.report import Report
+from lessonlib.batching.traffic import Traffic
 from lessonlib.checks import check_choice, check_count, check_number
 from lessonlib.kv_cache import (
     attention_flops_per_token_layer,
@@ -32,8 +34,6 @@ from lessonlib.kv_cache import (
 )
 from lessonlib.latency import StepTime, step_time
 from lessonlib.models import ModelConfig
-from lessonlib.serving_report import Report
-from lessonlib.traffic import Traffic
 from lessonlib.units import fmt
 
 POLICIES = ("static", "dynamic", "continuous")

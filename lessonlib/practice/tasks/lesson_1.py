@@ -6,7 +6,7 @@ from typing import Any
 from lessonlib import latency, roofline
 from lessonlib.accelerators import Accelerator, get_accelerator
 from lessonlib.models import effective_bits, get_model
-from lessonlib.practice.task import Task, rows
+from lessonlib.practice.tasks.task import Task, rows
 
 
 def _machine(peak_flops_per_s: float, bandwidth: float) -> Accelerator:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from lessonlib import kv_cache
 from lessonlib.accelerators import Accelerator
-from lessonlib.memory_plan import MemoryPlan, plan
+from lessonlib.capacity.memory import MemoryPlan, plan
 from lessonlib.models import ModelConfig
 from lessonlib.units import fmt
 

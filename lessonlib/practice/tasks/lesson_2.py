@@ -9,7 +9,7 @@ import numpy as np
 from lessonlib import attention, kv_cache
 from lessonlib.models import ModelConfig, get_model
 from lessonlib.paging import BlockTable
-from lessonlib.practice.task import Arrays, Task, rows
+from lessonlib.practice.tasks.task import Arrays, Task, rows
 
 
 def _config(key: str) -> dict[str, Any]:

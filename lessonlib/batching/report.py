@@ -12,26 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lessonlib.batching.traffic import Traffic
 from lessonlib.checks import check_choice, check_number
-from lessonlib.traffic import Traffic
+from lessonlib.latency import SLO
 from lessonlib.units import fmt
 
 MEASURES = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
-
-
-@dataclass(frozen=True)
-class SLO:
-    """A service level objective: the longest TTFT and TPOT (seconds) a user should see.
-
-    Raises ValueError for times that are not above 0.
-    """
-
-    ttft_s: float
-    tpot_s: float
-
-    def __post_init__(self) -> None:
-        check_number("ttft_s", self.ttft_s, exclusive=True)
-        check_number("tpot_s", self.tpot_s, exclusive=True)
 
 
 class Gaps(NamedTuple):

@@ -1,68 +1,11 @@
-"""What fits, how many requests, what a million tokens costs, and what an engine's start-up log says about it.
-
-`memory_plan` says what fits, `serving_point` how long requests of one shape take and what they cost, `engine_logs`
-reads what engines print; their public names are also here. Below is what follows from rates that were measured.
-"""
+"""What tokens cost in money and energy, from rates that were measured."""
 
 from dataclasses import dataclass
 
 from lessonlib.accelerators import Accelerator
-from lessonlib.batching import SLO
+from lessonlib.capacity.service import Amount
 from lessonlib.checks import check_count, check_number, check_share
-from lessonlib.engine_logs import EngineLog, LogRow, compare_log, read_engine_log
-from lessonlib.memory_plan import (
-    DoesNotFitError,
-    MemoryPlan,
-    Rank,
-    Remedy,
-    WeightPart,
-    kv_budget_bytes,
-    max_batch_size,
-    plan,
-    split_layers,
-)
-from lessonlib.serving_point import (
-    Amount,
-    BatchChoice,
-    OperatingPoint,
-    Service,
-    ServingCost,
-    TokenTime,
-    batch_under_slo,
-    cost_per_million_tokens,
-)
 from lessonlib.units import fmt
-
-__all__ = [
-    "SLO",
-    "Amount",
-    "BatchChoice",
-    "BreakEven",
-    "DoesNotFitError",
-    "Energy",
-    "EngineLog",
-    "LogRow",
-    "MemoryPlan",
-    "OperatingPoint",
-    "Rank",
-    "Remedy",
-    "Service",
-    "ServingCost",
-    "TokenTime",
-    "WeightPart",
-    "batch_under_slo",
-    "break_even",
-    "compare_log",
-    "cost_from_rate",
-    "cost_per_correct_answer",
-    "cost_per_million_tokens",
-    "energy_per_token",
-    "kv_budget_bytes",
-    "max_batch_size",
-    "plan",
-    "read_engine_log",
-    "split_layers",
-]
 
 JOULES_PER_KWH = 3.6e6
 

@@ -1,4 +1,4 @@
-"""What a coding task is made of. The tasks of lesson 1 are in `tasks_1`, and so on; `exercises` checks them."""
+"""What a coding task is made of. The tasks of lesson 1 are in `lesson_1`, and so on; `exercises` checks them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -25,10 +25,9 @@ from typing import Any, Literal
 import numpy as np
 
 from lessonlib import latency
+from lessonlib.capacity.memory import MemoryPlan
 from lessonlib.checks import check_count, check_number, check_share
-from lessonlib.latency import StepTime
-from lessonlib.memory_plan import MemoryPlan
-from lessonlib.serving_report import SLO
+from lessonlib.latency import SLO, StepTime
 from lessonlib.units import fmt
 
 _NOISE = 1e-9  # a rate of exactly two deployments' most does not need a third

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from lessonlib import quantization
-from lessonlib.practice.task import Arrays, Task, rows
+from lessonlib.practice.tasks.task import Arrays, Task, rows
 
 
 def _quantize_rows(weights: np.ndarray, bits: int) -> Arrays:

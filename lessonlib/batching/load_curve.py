@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lessonlib.batching.report import Report
+from lessonlib.batching.server import Server
+from lessonlib.batching.traffic import Lognormal, Traffic, poisson_traffic
 from lessonlib.checks import check_count, check_number, check_share, check_values
-from lessonlib.serving_report import SLO, Report
-from lessonlib.serving_simulator import Server
-from lessonlib.traffic import Lognormal, Traffic, poisson_traffic
+from lessonlib.latency import SLO
 
 LOADS = (0.3, 0.6, 0.8, 0.9, 1, 1.1, 1.3, 2)  # arrival rates, as multiples of the capacity
 SPAN_S = 20  # a run at capacity lasts about this long ...

@@ -1,0 +1,1 @@
+"""How the course looks: colors, frames of figures, pictures, tables, and what is stored of them."""
