@@ -29,6 +29,7 @@ def test_the_shape_is_the_catalog_s(pretrained):
     assert cache.num_bytes == 3 * 100 * listed.num_layers * listed.kv_values_per_token_per_layer * 4
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_logits_and_continuations_equal_transformers(prompt, pretrained, reference_model):
     model, tokenizer = pretrained

@@ -112,6 +112,16 @@ def test_the_task_is_well_formed():
 # The measures
 
 
+@pytest.mark.numeric
+def test_log_probabilities_are_those_of_double_precision(pretrained):
+    model, tokenizer = pretrained
+    logits = model(quality.text_tokens(tokenizer, "evaluation")[None, :256], all_logits=True)[0]
+    error = quality.log_probabilities(logits).double() - logits.double().log_softmax(-1)
+    assert float(error.abs().max()) < 1e-5
+    assert abs(float(error.mean(-1).mean())) < 1e-6  # no bias
+
+
+@pytest.mark.numeric
 @pytest.mark.parametrize("context", [20, 64, 200])
 def test_perplexity_equals_a_direct_computation_and_transformers(context, pretrained, reference_model):
     model, tokenizer = pretrained
@@ -119,15 +129,20 @@ def test_perplexity_equals_a_direct_computation_and_transformers(context, pretra
     direct, theirs = [], []
     for start in range(0, len(tokens), context):
         piece = tokens[start : start + context]
-        logits = model(piece[None], all_logits=True)[0].double().numpy()
-        for i in range(len(piece) - 1):
-            row = logits[i] - logits[i].max()
-            direct.append(math.log(np.exp(row).sum()) - row[piece[i + 1]])
         with torch.inference_mode():
-            theirs.append(float(reference_model(piece[None], labels=piece[None]).loss) * (len(piece) - 1))
+            logits = {"ours": model(piece[None], all_logits=True)[0], "theirs": reference_model(piece[None]).logits[0]}
+        direct += _losses(logits["ours"], piece)
+        theirs += _losses(logits["theirs"], piece)
     measured = quality.perplexity(model, tokens, context)
-    assert measured == pytest.approx(math.exp(np.mean(direct)), rel=1e-5)
-    assert measured == pytest.approx(math.exp(sum(theirs) / len(direct)), rel=1e-4)
+    assert measured == pytest.approx(math.exp(np.mean(direct)), rel=3e-6)
+    assert measured == pytest.approx(math.exp(np.mean(theirs)), rel=1e-4)
+
+
+def _losses(logits, piece) -> list[float]:
+    """-log of the probability of each token but the first, in double precision."""
+    rows = logits.double().numpy()
+    rows = rows - rows.max(-1, keepdims=True)
+    return [math.log(np.exp(row).sum()) - row[token] for row, token in zip(rows, piece[1:], strict=False)]
 
 
 def test_a_shorter_context_costs_perplexity(pretrained):
@@ -142,6 +157,7 @@ def test_perplexity_needs_a_past(tokens, context, tiny):
         quality.perplexity(tiny, tokens, context)
 
 
+@pytest.mark.numeric
 def test_divergence_and_agreement_equal_a_direct_computation():
     generator = torch.Generator().manual_seed(0)
     p, q = (3 * torch.randn(50, 40, generator=generator) for _ in range(2))
@@ -167,6 +183,7 @@ def test_a_model_equals_itself(pretrained, reference):
     assert (same.num_positions, same.num_items, same.context) == (150, 6, 100)
 
 
+@pytest.mark.numeric
 def test_all_measures_at_once_equal_each_alone(pretrained, reference):
     model, _ = pretrained
     changed = quantized_model(model, Scheme("rtn", 3, "group", 64)).model
@@ -185,6 +202,7 @@ def test_the_reference_is_good_at_the_task_but_not_perfect(pretrained):
     assert 0.40 <= quality.task_accuracy(model, tokenizer) <= 0.95
 
 
+@pytest.mark.numeric
 def test_endings_are_scored_by_the_log_likelihood_of_their_bytes(pretrained):
     model, tokenizer = pretrained
     items = (
@@ -513,6 +531,7 @@ def test_the_stored_ladder_is_whole_and_says_where_it_comes_from(stored):
         stored["rtn 5 bits"]
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("scheme", [Scheme("rtn", 4, "group", 64), Scheme(kv_bits=4)], ids=lambda scheme: scheme.name)
 def test_a_sample_of_the_stored_ladder_comes_out_again(stored, pretrained, scheme):
     model, tokenizer = pretrained

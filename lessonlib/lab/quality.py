@@ -21,7 +21,6 @@ import gguf
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from tqdm.auto import tqdm
 
 from lessonlib.checks import check_choice, check_count
@@ -190,7 +189,7 @@ def measure_quality(
                 stop = start + POSITIONS
                 logits = model.head(hidden[start:stop])
                 targets = piece[start + 1 : stop + 1]
-                losses[-1].append(F.cross_entropy(logits[: len(targets)].float(), targets, reduction="none"))
+                losses[-1].append(_loss(logits[: len(targets)], targets))
                 divergence, agreement = _compare(reference.head(wanted[start:stop]), logits)
                 divergences.append(divergence)
                 agreements.append(agreement)
@@ -230,6 +229,16 @@ def kl_divergence(reference_logits: Tensor, logits: Tensor) -> float:
 def top1_agreement(reference_logits: Tensor, logits: Tensor) -> float:
     """The share of positions at which both logits (positions, vocabulary) are highest for the same token."""
     return float(_compare(*_same_shape(reference_logits, logits))[1].double().mean())
+
+
+def log_probabilities(logits: Tensor) -> Tensor:
+    """log of the probability of every token (positions, vocabulary), in nats, in single precision.
+
+    PyTorch's log_softmax and cross_entropy sum the vocabulary with a bias that depends on the instructions a processor
+    has (of 5e-5 nats where it lacks AVX-512); logsumexp does not.
+    """
+    logits = logits.float()
+    return logits - torch.logsumexp(logits, dim=-1, keepdim=True)
 
 
 def task_accuracy(
@@ -303,7 +312,11 @@ def _hidden_states(model: Llama, tokens: Tensor, kv_bits: int = UNQUANTIZED_BITS
 def _losses(head: Linear, hidden: Tensor, targets: Tensor) -> Iterator[Tensor]:
     """-log of the probability of each target, in nats, some positions at a time."""
     for states, wanted in zip(hidden.split(POSITIONS), targets.split(POSITIONS), strict=True):
-        yield F.cross_entropy(head(states).float(), wanted, reduction="none")
+        yield _loss(head(states), wanted)
+
+
+def _loss(logits: Tensor, targets: Tensor) -> Tensor:
+    return -log_probabilities(logits).gather(-1, targets[:, None])[:, 0]
 
 
 def _exp_mean(losses: list[Tensor]) -> float:
@@ -322,10 +335,9 @@ def _same_shape(reference_logits: Tensor, logits: Tensor) -> tuple[Tensor, Tenso
 @torch.inference_mode()
 def _compare(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
     """KL divergence and top-1 agreement at each position, of two rows of logits."""
-    p, q = p.float(), q.float()
     agreement = p.argmax(dim=-1) == q.argmax(dim=-1)
-    shift = torch.logsumexp(q, dim=-1) - torch.logsumexp(p, dim=-1)
-    return (F.softmax(p, dim=-1) * (p - q)).sum(dim=-1) + shift, agreement
+    p, q = log_probabilities(p), log_probabilities(q)
+    return (p.exp() * (p - q)).sum(dim=-1), agreement
 
 
 # The model under a scheme
